@@ -49,10 +49,11 @@ _TOOLS = (
     "oumi",
     "litgpt",
     "primus-cli",
+    "nemo",
 )
 _IDLE_VERBS = frozenset({
     "fetch", "preprocess", "delinearize-llama4", "webui", "web-ui", "webchat", "api", "chat", "env", "version", "app", "cp", "ls", "cat",
-    "validate", "deploy", "rollout", "sample", "copy-cfg", "list-cfg", "check-custom-dataset", "log-dataset", "judge", "synth", "login",
+    "import", "validate", "deploy", "rollout", "sample", "copy-cfg", "list-cfg", "check-custom-dataset", "log-dataset", "judge", "synth", "login",
 })  # fmt: skip
 """What tools do that train nothing, beside what the names of programs say (`trl vllm-serve`)."""
 _BINARY = re.compile(r"train_\w*cu")
@@ -308,6 +309,7 @@ def _at_program(words: list[str]) -> Launch | None:
         if (
             word == "-m"
             and after
+            and not after[0].isdigit()  # a mode of `install` or `mkdir`
             and not after.startswith(("torch.distributed", "accelerate", "deepspeed", "debugpy"))
         ):
             verb = words[index + 2] if index + 2 < len(words) else ""
@@ -317,6 +319,9 @@ def _at_program(words: list[str]) -> Launch | None:
                 places.append((index + 1, index + 2, after))
         elif word in ("--module", "--") or not base:
             continue
+        elif base == "nemo" and after == "llm":  # NeMo 2's own command
+            verb = words[index + 2] if index + 2 < len(words) else ""
+            places.append((index, index + 3, f"nemo {verb}"))
         elif (
             (index and words[index - 1] == "--module" and _is_module(bare, words[:index]))
             or (

@@ -80,7 +80,7 @@ def read_megatron(script: Script, launch: Launch, given: Given, folder: Path | N
         config = json_named(script, folder, named)
     missing = bool(named) and config is None
     title = {"megatron": "Megatron-LM script"}.get(dialect, "Megatron-DeepSpeed script")
-    if "rollout-batch-size" in flags:
+    if slime_options.are_of_slime(flags):
         title = "slime script"
         if "multimodal-keys" in flags:
             raise SpecError("--multimodal-keys", flags["multimodal-keys"], f"trains a vision-language model: {PLANNED}")  # fmt: skip
@@ -143,7 +143,7 @@ def _dialect(launch: Launch, flags: dict[str, Any]) -> str:
 def _rest_of_deepspeed(config: dict[str, Any], reading: Reading, given: Given) -> None:
     """Name what DeepSpeed's configuration says beside stage, offloading and the batch, which were read."""
     rest = Options(flattened(config))
-    rest.read |= {name for name in rest.values if re.match(r"train_|gradient_accumulation_steps|fp16\.|bf16\.|bfloat16\.|zero_optimization\.(?:stage$|offload)", name)}  # fmt: skip
+    rest.read |= {name for name in rest.values if re.match(r"train_|gradient_accumulation_steps|fp16\.|bf16\.|bfloat16\.|zero_optimization\.(?:stage$|offload|cpu_offload$)", name)}  # fmt: skip
     rest.finish(reading, "deepspeed", "common", strict=given.strict)
 
 
@@ -222,7 +222,7 @@ def _of_checkpoint(
         return _of_bridge(flags, given)
     bridged = flags.get("megatron-to-hf-mode") == "bridge" or bool({"use-bridge", "use-mbridge"} & set(flags))  # fmt: skip
     named = named_checkpoint(flags)
-    if not named or not (bridged or not included or "rollout-batch-size" in flags):
+    if not named or not (bridged or not included or slime_options.are_of_slime(flags)):
         return given, None
     refuse_other(named)
     model = model_named(unmarked(named))

@@ -1,11 +1,14 @@
-"""What is said of a script in which no command trains."""
+"""What is said of a script in which no command trains, or whose options are in files that it is given."""
 
 from __future__ import annotations
 
 import posixpath
 import re
 
+from meshwright.imports.launch import Launch
+from meshwright.imports.options import Missing
 from meshwright.imports.shell.state import Script
+from meshwright.imports.shell.words import unmarked, unset
 
 _OF_FILES = re.compile(r"\[\[? !? ?-[defhrsxL] ")
 """A condition on the machine's files, which no option answers."""
@@ -43,3 +46,14 @@ def nothing_found(script: Script, text: str) -> str:
             f"; it depends on {unset[0]} (--set NAME=value or --args says, --guess takes the first)"
         )
     return f"no command that trains was found in this script{missing}"
+
+
+def ask_for_included(script: Script, launch: Launch) -> None:
+    """Ask for the files that a script takes as its arguments and includes, where they hold the training's options.
+
+    Raises:
+        Missing: it does, and they do.
+    """
+    told = next((one for one in script.missing if re.fullmatch(r"\$\{?\d\}?", one)), "")
+    if told and any(unset(word) and not unmarked(word) for word in launch.words):
+        raise Missing("source", told.strip("${}"), told)

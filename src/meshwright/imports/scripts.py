@@ -23,6 +23,7 @@ from meshwright.imports.formats import (
     maxtext,
     mlperf,
     nemo,
+    nemo_factories,
     nemo_launcher,
     neox,
     oat,
@@ -60,7 +61,7 @@ from meshwright.imports.script_devices import (
 )
 from meshwright.imports.script_files import configuration, started_in
 from meshwright.imports.script_megatron import read_megatron
-from meshwright.imports.script_refusals import nothing_found, starts_another
+from meshwright.imports.script_refusals import ask_for_included, nothing_found, starts_another
 from meshwright.imports.shell.state import Script
 from meshwright.imports.shell.words import shown, unmarked, unset
 from meshwright.imports.word_overrides import overridden
@@ -86,6 +87,7 @@ def read(
     """
     script, launch = followed(text, name, given, folder)
     if launch is not None and not given.guess:
+        ask_for_included(script, launch)
         bare = next((w for w in launch.words if unset(w) and not unmarked(w)), "")
         at = launch.words.index(bare) if bare else 0
         alone = not at or not launch.words[at - 1].startswith("-")
@@ -297,6 +299,8 @@ def _recipe(program: str, words: list[str], given: Given, folder: Path | None) -
         return bridge.read_words(words, given, folder)
     if nemo_launcher.named(program, words)[0]:
         return nemo_launcher.read(program, words, given, folder)
+    if nemo_factories.is_command(words):
+        return nemo_factories.read_words(program, words, given, folder)
     return at_hand.recipe(program, words, given, folder)
 
 
@@ -327,7 +331,7 @@ def _reinforced(
 
 def _is_megatron(words: str) -> bool:
     """Other programs count layers, too; only Megatron-LM has the rest of its names beside it."""
-    if "--hf-checkpoint" in words and "--rollout-batch-size" in words:
+    if "--hf-checkpoint" in words and "--rollout-" in words:
         return True  # slime's, which may take the shape from the checkpoint
     return bool(_MEGATRON.search(words) and _WIDTH.search(words))
 

@@ -16,7 +16,7 @@ from meshwright.imports.formats.megatron_job import (
     optimizer_of,
     precision_recipe,
 )
-from meshwright.imports.formats.megatron_mixers import OF_MIXERS, by_spec
+from meshwright.imports.formats.megatron_mixers import OF_MIXERS, by_spec, stage_blocks
 from meshwright.imports.formats.megatron_offload import offloaded
 from meshwright.imports.formats.megatron_shape import read_shape, skip_shape
 from meshwright.imports.formats.megatron_switches import (
@@ -25,7 +25,7 @@ from meshwright.imports.formats.megatron_switches import (
     name_others,
     padding,
 )
-from meshwright.imports.options import Options
+from meshwright.imports.options import Options, counted
 from meshwright.imports.reading import PROJECTOR, Given, Reading
 from meshwright.imports.tasks import name_task
 from meshwright.planner.dispatchers import DEDUPLICATED, OPTION
@@ -36,8 +36,6 @@ from meshwright.specs.model import Model
 _METHODS = {
     "p2p": "ring", "all_gather": "all-gather", "allgather": "all-gather", "a2a": "ulysses", "a2a+p2p": "hierarchical",
 }  # fmt: skip
-_OLD = ("checkpoint-activations", "activations-checkpoint-method", "activations-checkpoint-granularity",
-        "checkpoint-num-layers", "deepspeed-activation-checkpointing")  # fmt: skip
 _OF_ITS_LOADER = ("Megatron-LM script", "Megatron-LM YAML")
 EDITS = {
     "tp": "--tensor-model-parallel-size", "pp": "--pipeline-model-parallel-size",
@@ -90,6 +88,7 @@ def read(
         reading.global_batch = int(sizes[-1]) if sizes else 0
     steps = options.whole("gradient-accumulation-steps", default=1, least=1)
     reading.accumulation = steps if not reading.global_batch else 0
+    _batch_of_deepspeed(config or {}, reading)
     reading.seq_len = options.whole(
         "seq-length", "max-seq-length", "max-length", "encoder-seq-length"
     )
@@ -120,6 +119,17 @@ def read(
     tables = ["megatron", "common"] + (["deepspeed_flags"] if dialect != "megatron" else ["forks"])
     options.finish(reading, *more, *tables, strict=given.strict)
     return reading
+
+
+def _batch_of_deepspeed(config: dict[str, Any], reading: Reading) -> None:
+    """What DeepSpeed's configuration says of the batch, where the command's own options leave it."""
+    names = ("train_micro_batch_size_per_gpu", "train_batch_size", "gradient_accumulation_steps")
+    micro, whole, steps = (counted(config.get(name)) for name in names)
+    reading.micro_batch = reading.micro_batch or micro
+    if not reading.global_batch and whole:
+        reading.global_batch, reading.accumulation = whole, 0
+    elif not reading.global_batch and steps:
+        reading.accumulation = steps
 
 
 def _degrees(options: Options, reading: Reading, model: Model) -> dict[str, Any]:
@@ -180,6 +190,9 @@ def split_stages(options: Options, model: Model, pp: int) -> tuple[int, tuple[in
         sizes = tuple(int(one) for one in re.findall(r"\d+", blocks))
         if len(sizes) == pp and sum(sizes) == model.layers:
             return 1, sizes
+    cut = stage_blocks(options)
+    if len(set(cut)) > 1 and len(cut) % pp == 0 and sum(cut) == model.layers:
+        return len(cut) // pp, cut
     per_stage = options.whole("num-layers-per-virtual-pipeline-stage")
     stages = options.whole(
         "num-virtual-stages-per-pipeline-rank", "virtual-pipeline-model-parallel-size"
@@ -307,11 +320,9 @@ def recomputation(options: Options, reading: Reading, virtual: int) -> dict[str,
     )
     # Megatron's own print-out shows a Python list, scripts bare words or commas.
     modules = re.sub(r"[\[\]'\",]", " ", options.text("recompute-modules")).split()
-    old = options.flag(*_OLD[:1]) or options.flag(
-        "deepspeed-activation-checkpointing",
-        "recompute-activations-full",
-        "enable-gradient-checkpointing",
-    )
+    # DeepSpeed's own functions do it where --checkpoint-activations asks for it; their switch alone recomputes nothing.
+    options.flag("deepspeed-activation-checkpointing")
+    old = options.flag("checkpoint-activations", "recompute-activations-full", "enable-gradient-checkpointing")  # fmt: skip
     if options.flag("recompute-activations") and not granularity:
         granularity = "selective"
     if options.flag("moe-layer-recompute") and granularity in ("", "selective"):

@@ -37,10 +37,16 @@ def count_blocks(options: Options) -> None:
     if not blocks:
         return
     options.values["num-layers"] = str(len(blocks))
-    stages = options.text("hybrid-layer-pattern").partition("/")[0].count("|") + 1
+    stages = len(stage_blocks(options))
     pp = options.whole("pipeline-model-parallel-size", default=1, least=1)
     if stages > pp and stages % pp == 0:
         options.values.setdefault("num-virtual-stages-per-pipeline-rank", str(stages // pp))
+
+
+def stage_blocks(options: Options) -> tuple[int, ...]:
+    """Blocks of each pipeline stage, as a hybrid's pattern cuts them; one number where it cuts none."""
+    said = options.text("hybrid-layer-pattern").strip("\"' ").partition("/")[0]
+    return tuple(len(one) for one in said.split("|"))
 
 
 def variant(options: Options) -> str:
@@ -55,7 +61,7 @@ def variant(options: Options) -> str:
     return "indexer" if said == "dsa" else ""
 
 
-def mixed(options: Options, reading: Reading, fields: dict[str, Any]) -> dict[str, Any]:
+def mixed(options: Options, fields: dict[str, Any]) -> dict[str, Any]:
     """Fields of the model for its variant of attention; the experts' pattern moves into the layers' kinds."""
     layers, hidden, experts = fields["layers"], fields["hidden"], fields["experts"]
     interval = options.whole("full-attention-interval", default=0)
@@ -75,7 +81,7 @@ def mixed(options: Options, reading: Reading, fields: dict[str, Any]) -> dict[st
         )
         return gate | {"indexer": sizes}
     if said == "hybrid":
-        return gate | _hybrid(options, reading, hidden)
+        return gate | _hybrid(options, hidden)
     if said != "delta":
         return gate
     options.raw("mamba-expand", "mamba-chunk-size", "mamba-state-dim", "use-triton-gdn")
@@ -103,13 +109,10 @@ def _delta(options: Options) -> dict[str, Any]:
     }
 
 
-def _hybrid(options: Options, reading: Reading, hidden: int) -> dict[str, Any]:
+def _hybrid(options: Options, hidden: int) -> dict[str, Any]:
     """Blocks of one part each, every one with its norm (core/models/hybrid/hybrid_layer_allocation.py)."""
     blocks = pattern(options)
     options.raw("hybrid-layer-pattern", "hybrid-override-pattern", "is-hybrid-model", "hybrid-attention-ratio", "hybrid-mlp-ratio")  # fmt: skip
-    said = options.text("hybrid-layer-pattern").strip("\"' ").partition("/")[0].split("|")
-    if len({len(one) for one in said}) > 1:
-        reading.unmodelled("--hybrid-layer-pattern", "its stages have different numbers of blocks; even ones are priced")  # fmt: skip
     width = options.whole("mamba-head-dim", default=64, least=1)
     mamba = {
         "kind": "mamba2",

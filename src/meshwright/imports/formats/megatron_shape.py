@@ -102,7 +102,7 @@ def read_shape(options: Options, reading: Reading, *, dialect: str, refuse: bool
         "latent_attention": latent,
         "experts": _experts(options, reading, layers, ffn, biased, dialect),
     }
-    fields |= _window(options, reading) | mixed(options, reading, fields)
+    fields |= _window(options, reading) | mixed(options, fields)
     options.raw("max-position-embeddings", "no-position-embedding", "squared-relu", "xielu", "openai-gelu",
                 "apply-layernorm-1p", "group-query-attention")  # fmt: skip
     return Model.parse(fields, "model")

@@ -27,6 +27,11 @@ def _table() -> dict[str, Any]:
     return tomllib.loads(text)
 
 
+def holds(name: str) -> bool:
+    """Whether a recipe of that name is known."""
+    return name in _table()["recipes"]
+
+
 def fill(recipe: Made, library: str) -> bool:
     """Set on what a program made of a library's recipe what the recipe's arguments say, and then what it sets itself.
 

@@ -12,6 +12,7 @@ import re
 from typing import Any
 
 from meshwright.imports.code.follow import call_function, follow_main, functions
+from meshwright.imports.code.syntax import dotted
 from meshwright.imports.code.values import Made, Module, Unknown
 from meshwright.imports.formats import bridge, nemo_library
 from meshwright.imports.formats.bridge_flags import flags_of
@@ -83,9 +84,11 @@ def _chosen(module: Module, given: Given) -> tuple[str, list[str], Any]:
     known = {
         node.name: node
         for node in functions(module)
-        if re.search(r"recipe|pretrain|finetune|train|main|configure", node.name)
+        if re.search(r"recipe|pretrain|finetune|train|main|configure", node.name) or _calls(node)
     }
-    recipes = [one for one in known if re.search(r"recipe|pretrain|finetune", one)]
+    recipes = [
+        one for one in known if re.search(r"recipe|pretrain|finetune", one) or _calls(known[one])
+    ]
     if given.config and given.config not in known:
         raise SpecError("--config", given.config, nearest(given.config, known))
     first = "pretrain_recipe" if "pretrain_recipe" in known else next(iter(recipes or known), "")
@@ -105,6 +108,12 @@ def _chosen(module: Module, given: Given) -> tuple[str, list[str], Any]:
         "--config", first or None,
         "what this recipe returns cannot be followed" if first else "no recipe was found in this file",
     )  # fmt: skip
+
+
+def _calls(node: ast.FunctionDef) -> bool:
+    """Whether a function begins with a recipe of the library's, whatever it is called itself."""
+    called = (dotted(one.func) for one in ast.walk(node) if isinstance(one, ast.Call))
+    return any(_CALLED.search(one) for one in called) and any(isinstance(one, ast.Return) for one in ast.walk(node))  # fmt: skip
 
 
 def _is_recipe(made: Made) -> bool:

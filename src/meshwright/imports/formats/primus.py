@@ -190,6 +190,9 @@ def _megatron(
     off = [flag for key, flag in NEGATED.items() if values.get(key) is False and key in said]
     flags |= dict.fromkeys(off, True)
     said = said | {flag.replace("-", "_") for flag in off}
+    for name in [one for one in flags if one.startswith("mamba-")]:
+        if name.replace("-", "_") not in said:
+            del flags[name]  # a default for layers that a model may have
     flags.pop("add-bias-linear", None)  # Megatron-LM's own way unless it is switched off
     if values.get("add_bias_linear") is False:  # whoever says so: it is a part of the model
         flags["disable-bias-linear"] = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from meshwright.imports.options import Options
 from meshwright.imports.reading import Reading
@@ -15,6 +16,12 @@ _SAID = {
     "megatron-deepgemm-forward-layers": "forward products of these layers in 8 bits; not priced",
     "megatron-deepgemm-moe-forward-layers": "forward products of these layers' experts in 8 bits; not priced",
 }
+
+
+def are_of_slime(flags: dict[str, Any]) -> bool:
+    """Whether a command's options are slime's, whose own rollouts may count their batch otherwise."""
+    own = any(name.startswith("rollout-") for name in flags)
+    return "rollout-batch-size" in flags or (own and "hf-checkpoint" in flags)
 
 
 def before(options: Options) -> None:

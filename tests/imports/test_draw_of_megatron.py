@@ -1,0 +1,141 @@
+"""Megatron's forks, slime, Primus and NeMo's command line, as outside repositories start them."""
+
+import json
+
+import pytest
+from folders import lay
+
+from meshwright.imports.critique import price
+from meshwright.imports.files import import_file, import_text
+from meshwright.imports.reading import Given
+from meshwright.specs import load_cluster
+from meshwright.specs.errors import SpecError
+
+ONE_HOST = Given(cluster=load_cluster("h100:1x8"), guess=True)
+SIZES = "--num-layers 8 --hidden-size 1024 --num-attention-heads 16 --seq-length 1024 --max-position-embeddings 1024"
+DEEPSPEED = f"deepspeed --num_gpus 8 pretrain_gpt.py {SIZES} --fp16 --deepspeed --deepspeed_config ds.json --zero-stage 0"
+
+
+@pytest.mark.parametrize(
+    ("more", "recomputed"), [("", "none"), (" --checkpoint-activations", "full")]
+)
+def test_deepspeed_s_checkpointing_waits_to_be_asked_for(more, recomputed):
+    text = f"{DEEPSPEED} --micro-batch-size 2 --deepspeed-activation-checkpointing{more}\n"
+    assert import_text(text, "run.sh", ONE_HOST).layout.recompute == recomputed
+
+
+@pytest.mark.parametrize(
+    ("table", "said", "micro", "batch"),
+    [
+        ({"train_micro_batch_size_per_gpu": 4}, "", 4, 32),
+        ({"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2}, "--batch-size 2", 2, 32),
+        ({"train_micro_batch_size_per_gpu": 2, "train_batch_size": 64}, "", 2, 64),
+        ({"train_batch_size": 64}, "--micro-batch-size 2 --global-batch-size 16", 2, 16),
+    ],
+)  # fmt: skip
+def test_a_command_s_batch_is_deepspeed_s_where_it_says_none(tmp_path, table, said, micro, batch):
+    root = lay(tmp_path, {"ds.json": json.dumps(table), "run.sh": f"{DEEPSPEED} {said}\n"})
+    found = import_file(root / "run.sh", ONE_HOST)
+    assert (found.layout.micro_batch, found.job.global_batch) == (micro, batch)
+
+
+def test_an_optimizer_in_host_memory_by_the_older_word_is_read(tmp_path):
+    table = {
+        "train_micro_batch_size_per_gpu": 1,
+        "zero_optimization": {"stage": 2, "cpu_offload": True},
+    }
+    root = lay(tmp_path, {"ds.json": json.dumps(table), "run.sh": f"{DEEPSPEED}\n"})
+    found = import_file(root / "run.sh", ONE_HOST)
+    assert set(found.offload) == {"optimizer"}
+    assert not any("cpu_offload" in note for note in found.notes)
+
+
+def test_slime_is_known_without_a_batch_of_its_rollouts():
+    text = f"""python3 train.py --actor-num-nodes 1 --actor-num-gpus-per-node 4 --hf-checkpoint /m/x --rollout-function-path own.generate \\
+      --n-samples-per-prompt 8 --rollout-max-response-len 8192 --global-batch-size 32 {SIZES.replace("--seq-length 1024", "")} --tensor-model-parallel-size 2 --use-dynamic-batch-size --max-tokens-per-gpu 9216
+"""
+    found = import_text(text, "run.sh", Given(guess=True))
+    assert (found.format, found.cluster.gpus, found.layout.zero) == ("slime script", 4, 1)
+    assert (found.job.precision.name, found.job.seq_len) == ("bf16-fp32-grads", 8192)
+
+
+def test_primus_s_defaults_of_state_space_layers_make_none(tmp_path):
+    files = {
+        ".git/HEAD": "",
+        "examples/run.yaml": "modules:\n  pre_trainer:\n    framework: megatron\n    config: pre_trainer.yaml\n    model: small.yaml\n    overrides: {micro_batch_size: 1, global_batch_size: 64, seq_length: 2048}\n",
+        "primus/configs/modules/megatron/pre_trainer.yaml": "hybrid_attention_ratio: 0.0\nhybrid_override_pattern: null\nmamba_state_dim: 128\nmamba_num_heads: null\nis_hybrid_model: false\n",
+        "primus/configs/models/megatron/small.yaml": "num_layers: 8\nhidden_size: 1024\nnum_attention_heads: 16\nffn_hidden_size: 4096\nmax_position_embeddings: 2048\n",
+    }
+    found = import_file(lay(tmp_path, files) / "examples" / "run.yaml", ONE_HOST)
+    assert (found.model.layers, found.model.mixer, found.job.global_batch) == (8, None, 64)
+
+
+FACTORY = "--factory \"llama3_8b(name='x',num_nodes=2)\" trainer.devices=8 trainer.strategy.tensor_model_parallel_size=2 trainer.strategy.context_parallel_size=1"
+
+
+@pytest.mark.parametrize("program", ["python launch.py", "nemo llm pretrain -y"])
+def test_a_command_of_nemo_2_s_changes_the_recipe_of_a_factory(program):
+    found = import_text(f"{program} {FACTORY}\n", "run.sh", Given(guess=True))
+    assert (found.model.name, found.cluster.gpus) == ("llama3-8b", 16)
+    assert (found.layout.tp, found.layout.cp, found.layout.dp) == (2, 1, 8)
+    assert (found.job.global_batch, found.job.seq_len) == (512, 8192)
+
+
+def test_a_factory_s_fine_tuning_has_adapters():
+    found = import_text("nemo llm finetune --factory llama3_8b\n", "run.sh", Given(guess=True))
+    assert (found.job.finetune.rank, found.job.global_batch, found.job.seq_len) == (8, 128, 2048)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("nemo llm import model=llama3_8b source=hf://x/y", "describes no training run"),
+        ('python launch.py --factory "llama3_8b(num_nodes=)"', "is no call of a recipe"),
+    ],
+)
+def test_what_is_no_training_by_nemo_2_s_command_is_refused(words, said):
+    with pytest.raises(SpecError, match=said):
+        import_text(f"{words}\n", "run.sh", ONE_HOST)
+
+
+def test_a_function_of_any_name_that_changes_a_recipe_is_one():
+    text = """
+import nemo_run as run
+from nemo.collections import llm
+
+def custom_70b():
+    made = llm.recipes.llama3_70b.pretrain_recipe(name="x", num_nodes=4)
+    made.trainer.max_steps = 30
+    return made
+
+if __name__ == "__main__":
+    run.cli.main(llm.pretrain, default_factory=custom_70b)
+"""
+    found = import_text(text, "run.py", Given(guess=True))
+    assert (found.model.name, found.cluster.gpus) == ("llama3-70b", 32)
+    assert found.layout.label() == "tp4 pp4 dp1 cp2-ring v5 mb1 zero1 sp"
+
+
+def test_a_mode_of_a_file_is_no_module():
+    text = f"install -m 0755 kubectl /usr/local/bin\ntorchrun --nproc_per_node 8 pretrain_gpt.py {SIZES} --bf16 --micro-batch-size 1\n"
+    assert import_text(text, "run.sh", ONE_HOST).model.layers == 8
+    with pytest.raises(SpecError, match="no command that trains"):
+        import_text("install -m 0755 kubectl /usr/local/bin\n", "run.sh", ONE_HOST)
+
+
+def test_files_that_a_script_is_given_are_asked_for(tmp_path):
+    text = "source $1\ntorchrun --nproc_per_node 8 finetune_glm.py --fp16 $MODEL_ARGS --micro-batch-size 1\n"
+    root = lay(tmp_path, {"model.sh": f'MODEL_ARGS="{SIZES}"\n', "run.sh": text})
+    with pytest.raises(SpecError, match="as its argument 1: --args"):
+        import_file(root / "run.sh", Given())
+    found = import_file(root / "run.sh", Given(arguments=("model.sh",), cluster=ONE_HOST.cluster, guess=True))  # fmt: skip
+    assert found.model.layers == 8
+
+
+def test_a_hybrid_s_pattern_cuts_stages_of_its_own():
+    text = f"""torchrun --nproc_per_node 8 pretrain_mamba.py --hybrid-layer-pattern "M-M-M*|M-M-M-M-" {SIZES} --mamba-num-heads 32 \\
+      --pipeline-model-parallel-size 2 --micro-batch-size 1 --global-batch-size 64 --bf16
+"""
+    found = import_text(text, "run.sh", ONE_HOST)
+    assert (found.layout.pp, found.layout.stage_layers) == (2, (6, 8))
+    price(found)
