@@ -25,6 +25,7 @@ from meshwright.imports.formats import (
     bridge_tables,
     chatlearn,
     deepspeed,
+    easydel,
     easyr1,
     fairseq2,
     fast_llm,
@@ -38,6 +39,7 @@ from meshwright.imports.formats import (
     maxtext,
     megatron_tables,
     megatron_yaml,
+    mesh_transformer,
     mindformers,
     mindspeed_fsdp2,
     mindspeed_rl,
@@ -304,9 +306,11 @@ FRAMEWORKS = (
     ),
     *_as_it_is(nanotron, megatron_yaml),
     *_as_it_is_beside(megatron_tables, titan_tables),
-    *_as_it_is(mindformers),
+    *_as_it_is(mindformers, mesh_transformer),
     *_as_told_beside(chatlearn, mindspeed_rl, primus, flagscale),
-    *_as_told(arctic, areal, automodel, easyr1, fairseq2, realhf, levanter, mindspeed_fsdp2),
+    *_as_told(
+        arctic, areal, automodel, easydel, easyr1, fairseq2, realhf, levanter, mindspeed_fsdp2
+    ),
     *_as_told(roll, picotron, fast_llm, tunix, veomni, zeroband),
     *_as_told_beside(oumi, axolotl, llama_factory),
     Format(

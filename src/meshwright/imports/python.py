@@ -20,6 +20,7 @@ from meshwright.imports.code.values import Module
 from meshwright.imports.formats import (
     bridge,
     colossalai,
+    easydel,
     fms_fsdp,
     internevo,
     nanochat,
@@ -32,6 +33,7 @@ from meshwright.imports.formats import (
     verl_python,
     xtuner,
 )
+from meshwright.imports.own import config_dicts
 from meshwright.imports.own import parsers as own_parsers
 from meshwright.imports.own import programs as own_programs
 from meshwright.imports.own.asked import refuse_conversion, unfollowed
@@ -120,6 +122,8 @@ def _of_its_own(
         SpecError: nothing in it can be followed.
     """
     held = verl_python.read(module, name, given) if verl_python.is_program(text) else None
+    held = easydel.read_program(text, given) if easydel.is_program(text) else held
+    held = config_dicts.read(module, given, folder) if config_dicts.is_config(text) else held
     if held is not None:
         return held, stamp
     refuse_conversion(text, name)

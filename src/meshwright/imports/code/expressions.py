@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -192,9 +193,17 @@ def _class_fields(module: Module, node: ast.ClassDef) -> dict[str, Any]:
     return found
 
 
+CONVERTED = "converted by"
+"""Under which a configuration keeps the name of the function that made it another trainer's."""
+_CONVERTS = re.compile(r"to_\w*trainer_config")
+
+
 def _imported(module: Module, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """Follow a function of another file of the same project, where that file is at hand."""
     source, original = module.imports[name]
+    if args and isinstance(args[0], Made) and _CONVERTS.fullmatch(original):
+        first = args[0]  # the same run for another trainer, which changes some of it
+        return Made(first.name, first.args, {**first.fields, CONVERTED: original}, first.parent, first.home)  # fmt: skip
     other = module_of(module, source)
     target = other.names.get(original) if other is not None else None
     if other is not None and isinstance(target, ast.FunctionDef):

@@ -38,9 +38,14 @@ _AXES = {
 _KEPT = ("none", "", "null")
 
 
+_OVERLAID = frozenset({"model_name", "max_target_length", "per_device_batch_size", "remat_policy"})
+"""What stands in a file that is laid over one of MaxText's."""
+
+
 def is_config(data: dict[str, Any]) -> bool:
     """Whether a table is MaxText's."""
-    return any(name in data for name in _MARKS)
+    laid_over = isinstance(data.get("base_config"), str) and bool(_OVERLAID & set(data))
+    return laid_over or any(name in data for name in _MARKS)
 
 
 def read_words(words: list[str], given: Given, folder: Path | None) -> Reading:
@@ -66,6 +71,22 @@ def read_words(words: list[str], given: Given, folder: Path | None) -> Reading:
     return reading
 
 
+def _below(options: Options, reading: Reading) -> None:
+    """Say of a configuration that is not here that MaxText's own values stand for it.
+
+    Raises:
+        SpecError: it is the one of reinforcement, which has the batch and the number of answers.
+    """
+    named = options.loose("base_config")
+    if not named or named.rpartition("/")[2] == "base.yml":
+        return
+    if re.search(r"(?:^|[/_])rl[_.]", named) and not options.has(
+        "batch_size", "train_micro_batch_size"
+    ):
+        raise SpecError("base_config", named[-60:], "the configuration is not here: a reinforcement's batch and number of answers are in it")  # fmt: skip
+    reading.guess("base_config", f"{named[-60:]} is not here; MaxText's own values are taken for what it says")  # fmt: skip
+
+
 def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
     """Return what a MaxText configuration runs.
 
@@ -76,7 +97,8 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
     options = Options(data)
     reading = Reading("MaxText YAML", options=dict(EDITS))
     options.guessing = given.guess
-    options.raw("base_config", "hardware", "decoder_block")
+    options.raw("hardware", "decoder_block")
+    _below(options, reading)
     reading.model = given.model
     named = options.loose("model_name")
     if named and named != "default":

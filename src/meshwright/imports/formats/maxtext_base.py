@@ -48,6 +48,6 @@ def with_base(data: dict[str, Any], folder: Path) -> dict[str, Any]:
         if path is not None and path.name == "base.yml":
             return {**changed_base(path), **data}
         if path is None:
-            break
+            return {**data, "base_config": named}  # which is said
         data = {**read_table(path), **data}
     return data

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.imports.beside import beside
+from meshwright.imports.code.expressions import CONVERTED
 from meshwright.imports.code.follow import call_function, functions, parse_module
 from meshwright.imports.code.names import Known
 from meshwright.imports.code.syntax import parse_python
@@ -214,6 +215,10 @@ def _registered(module: Module, name: str, chosen: str) -> Recipe:
             }
     recipe.recompute = _recomputes(made)
     recipe.chunked = "Chunked" in str(getattr(made.fields.get("loss"), "name", ""))
+    if CONVERTED in made.fields:  # graph_trainer: its own selective recomputation, and whole logits
+        recipe.recompute = "none" if recipe.recompute == "none" else "selective"
+        recipe.values.pop("activation_checkpoint.mode", None)
+        recipe.chunked = False
     hub = made.fields.get("hf_model")
     recipe.hub = hub if isinstance(hub, str) and "debug" not in recipe.flavor else ""
     dumped = repr(fields)

@@ -92,6 +92,8 @@ def unfollowed(text: str, name: str) -> SpecError:
     """Why a Python file that no reader took is none that can be imported, and what to give instead."""
     if _SERVICE.search(text):
         return SpecError("file", name, "does not train by itself: it asks a service to (fine_tuning.create), whose devices and batches are its own")  # fmt: skip
+    if re.search(r"^(?:import mlx\b|from mlx\b)", text, re.M):
+        return SpecError("file", name, "trains with MLX on Apple's chips: meshwright plans accelerators that PyTorch and JAX run on")  # fmt: skip
     loops, starts = _LOOPS.search(text), _STARTS.search(text)
     whence = told_from_outside(text)
     if re.search(r"^(?:    )?def test_\w+\(|^import (?:pytest|unittest)\b", text, re.M):

@@ -13,7 +13,7 @@ LENGTHS = (
     "global_max_sequence_length",
     "max_context_width", "max_sequence_length", "max_seq_length", "max_seq_len", "seq_length", "seq_len", "sequence_length", "block_size",
     "context_length", "context_len", "ctx_len", "cutoff_len", "sequence_len", "max_length", "model_max_length", "max_position_embeddings",
-    "context_size", "context_window", "max_len", "n_ctx", "n_positions", "max_tokens_count",
+    "context_size", "context_window", "train_batch_len", "max_context_length", "max_len", "n_ctx", "n_positions", "max_tokens_count",
 )  # fmt: skip
 MICRO = (
     "micro_batch_size", "micro_batch", "per_device_train_batch_size", "micro_train_batch_size", "batch_size_per_device", "device_batch_size",

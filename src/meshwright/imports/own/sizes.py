@@ -317,6 +317,10 @@ def _built_elsewhere(reading: Reading, model: Model, text: str) -> None:
     reading.guess("--model", f"the code that builds it is not here: {what}")
 
 
+_VALUES = re.compile(r"self\.value_embeds?(?:dings?)?\s*=")
+"""Tables of modded-nanogpt's kind, by the attribute that holds them."""
+
+
 def build(reading: Reading, text: str, given: Given, own: Mapping[str, Any]) -> None:
     """Take how the model is built from the words of the code that builds it: gates, norms, positions, tied tables.
 
@@ -344,6 +348,8 @@ def build(reading: Reading, text: str, given: Given, own: Mapping[str, Any]) -> 
     }
     if learned and not rotary:
         fields |= {"positions": "learned", "max_positions": max(reading.seq_len, 1)}
+    if _VALUES.search(text):
+        reading.unmodelled("value embeddings", "tables of the vocabulary feed the attention's values, too; neither they nor their states are priced")  # fmt: skip
     if gated and model.ffn == 4 * model.hidden and _TWO_THIRDS.search(text):
         fields["ffn"] = -(-8 * model.hidden // 3 // 64) * 64
     if any("in a tokenizer's file" in one.text for one in reading.remarks) and (tokens := _tokens(text)):  # fmt: skip

@@ -44,14 +44,14 @@ _RATES = (
 _BATCHES = (
     "micro_batch_size", "per_device_train_batch_size", "train_batch_size", "batch_size", "device_batch_size",
     "train_micro_batch_size", "batch_size_per_device", "batch_size_per_gpu", "per_gpu_batch_size", "per_device_batch_size",
-    "per_gpu_train_batch_size", "micro_batch_size_per_gpu",
+    "per_gpu_train_batch_size", "micro_batch_size_per_gpu", "train_batch_size0", "global_batch_size",
 )  # fmt: skip
 _RENAMED = {
     "lora.rank": "lora_rank", "lora.r": "lora_r", "lora.alpha": "lora_alpha", "lora.target_modules": "lora_target_modules",
     "lora.dropout": "lora_dropout", "distributed_args.stage": "zero_stage", "deepspeed.stage": "zero_stage", "zero.stage": "zero_stage", "optimizer_args.class_name": "optimizer", "full_shard": "use_fsdp",
     "activation_checkpointing.enabled": "activation_checkpointing", "gradient_checkpointing.enabled": "gradient_checkpointing",
     "adapter.type": "peft_method", "adapter.r": "lora_r", "adapter.alpha": "lora_alpha", "adapter.target_modules": "lora_target_modules",
-    "adapter.dropout": "lora_dropout", "gradient_checkpointing.activate": "gradient_checkpointing", "gradient_checkpointing.use": "gradient_checkpointing", "quantization.bits": "bits", "fsdp.enabled": "use_fsdp", "lora.enabled": "use_lora", "peft.enabled": "use_peft", "fp8.enabled": "fp8_enabled",
+    "train_batch_size0": "per_device_train_batch_size", "adapter.dropout": "lora_dropout", "gradient_checkpointing.activate": "gradient_checkpointing", "gradient_checkpointing.use": "gradient_checkpointing", "quantization.bits": "bits", "fsdp.enabled": "use_fsdp", "lora.enabled": "use_lora", "peft.enabled": "use_peft", "fp8.enabled": "fp8_enabled",
 }  # fmt: skip
 """Names whose last part alone says too little."""
 _OF_LORA = re.compile(
