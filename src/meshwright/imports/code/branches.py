@@ -1,8 +1,9 @@
-"""Under which conditions a program sets its names."""
+"""Under which conditions a program sets its names, and which calls it comes to."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -94,6 +95,39 @@ def _plain(pattern: ast.pattern) -> tuple[Any, ...] | None:
     if isinstance(pattern, ast.MatchValue) and isinstance(pattern.value, ast.Constant):
         return (pattern.value.value,)
     return None
+
+
+_CAN = re.compile(r"^hasattr\(model, ")
+"""A model of transformers has what a program asks for before it calls it."""
+
+
+def calls_reached(tree: ast.AST, value: Callable[[ast.expr], Any], certain: bool = False) -> list[ast.Call]:  # fmt: skip
+    """Calls of a program by line, without the branches that its own values rule out.
+
+    Args:
+        value: what an expression comes to; None where the program does not say it.
+        certain: leave out, too, what only an unknown test guards: nobody says that it is called.
+    """
+    waiting: list[ast.AST] = [tree]
+    found = []
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, (ast.If, ast.IfExp)):
+            test = True if _CAN.search(ast.unparse(node.test)[:200]) else value(node.test)
+            if test is not None:
+                branch = node.body if test else node.orelse
+                waiting += branch if isinstance(branch, list) else [branch]
+            if test is not None or certain:
+                continue
+        if isinstance(node, ast.Match):
+            case = case_of(node, value(node.subject))
+            waiting += case.body if case is not None else []
+            if case is not None or certain:
+                continue
+        if isinstance(node, ast.Call):
+            found.append(node)
+        waiting += ast.iter_child_nodes(node)
+    return sorted(found, key=lambda call: (call.lineno, call.col_offset))
 
 
 def answers(function: ast.FunctionDef) -> bool:

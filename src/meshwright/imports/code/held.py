@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from meshwright.imports.code.branches import Guards
-from meshwright.imports.code.syntax import dotted
 
 _HOLDERS = frozenset({"SimpleNamespace", "Namespace", "EasyDict", "edict", "AttrDict", "AttrDefault", "DotMap", "Box", "Munch", "munchify", "ConfigDict", "Dotdict"})  # fmt: skip
 """Classes and functions that make an object of the words that they are given."""
@@ -66,14 +65,3 @@ def first_of(node: ast.For, value: Callable[[ast.expr], Any]) -> tuple[str, Any]
     many = value(node.iter)
     first = next(iter(many), None) if isinstance(many, (list, tuple, dict)) else None
     return None if first is None else (node.target.id, first)
-
-
-def without_default(call: ast.Call) -> str:
-    """The name of an option that is None where nothing is said; empty for others."""
-    words = {one.arg: one.value for one in call.keywords}
-    usual = words.get("default")
-    said = usual is not None and not (isinstance(usual, ast.Constant) and usual.value is None)
-    if said or {"action", "required", "dest", "nargs"} & set(words) or not dotted(call.func).endswith(".add_argument"):  # fmt: skip
-        return ""
-    long = [one.value for one in call.args if isinstance(one, ast.Constant) and str(one.value).startswith("--")]  # fmt: skip
-    return str(long[0])[2:].replace("-", "_") if long else ""

@@ -10,17 +10,10 @@ from typing import Any
 from meshwright.exports.program_calls import given_back, of_text
 from meshwright.imports.code.branches import answers, branches, ruled_out, set_only_in
 from meshwright.imports.code.composed import composed
+from meshwright.imports.code.declared import default_said, fields_of, option_of, without_default
 from meshwright.imports.code.environment import of_environment
 from meshwright.imports.code.exclusive import excluded, set_afterwards
-from meshwright.imports.code.held import (
-    decided,
-    first_of,
-    of_holder,
-    of_place,
-    put,
-    update,
-    without_default,
-)
+from meshwright.imports.code.held import decided, first_of, of_holder, of_place, put, update
 from meshwright.imports.code.operators import KINDS, literal
 from meshwright.imports.code.returns import bound, outcome
 from meshwright.imports.code.syntax import defaults_of, dotted
@@ -184,7 +177,7 @@ class Known:
         for arg, default in defaults_of(function):
             if arg.arg == "max_length" and answers(function):
                 continue  # of what it generates, not of what is trained on
-            if (said := self.value(default)) is not None:
+            if (said := self.value(default_said(default))) is not None:
                 self.parameters.setdefault(arg.arg, said)
 
     def _handed(self, node: ast.Call) -> None:
@@ -249,50 +242,32 @@ class Known:
             self.fields.setdefault(target.attr, said)
 
     def _class(self, node: ast.ClassDef) -> None:
-        for one in node.body:
-            if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name) and one.value:
-                name, value = one.target.id, one.value
-            elif isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Name):
-                name, value = one.targets[0].id, one.value
-            else:
-                continue
-            if isinstance(value, ast.Call) and ast.unparse(value.func).endswith(("field", "Field")):
-                given = {key.arg: key.value for key in value.keywords}
-                default = given.get("default", value.args[0] if value.args else None)
-                factory = given.get("default_factory")
-                if isinstance(factory, ast.Lambda):
-                    default = factory.body
-                if default is None:
-                    continue
-                value = default
-            said = self.value(value)
+        """Take what a class declares, its dataclasses' fields apart."""
+        made = any("dataclass" in ast.unparse(one) for one in node.decorator_list)
+        for name, default in fields_of(node):
+            said = self.value(default)
             if said is not None:
                 self.fields.setdefault(name, said)
-                if any("dataclass" in ast.unparse(one) for one in node.decorator_list):
+                if made:
                     self.declared.setdefault(name, said)
 
     def _argument(self, node: ast.Call) -> None:
-        given = {key.arg: self.value(key.value) for key in node.keywords}
-        name = self.option_named(node)
-        default = given.get("default")
+        """Take an option of a parser: what is said for it, or its default."""
+        option = option_of(node, self.value)
+        name = option.name
         self._unset.add(without_default(node))
-        if default is None:
-            default = {"store_true": False, "store_false": True}.get(str(given.get("action")))
-        if given.get("action") == "store_false" and self.fields.get(name) is True:
+        if option.switches_off and self.fields.get(name) is True:
             self.fields[name] = False  # said, which switches it off
-        if name and default is not None:
-            self.fields.setdefault(name, default)
+        if name and option.default is not None:
+            self.fields.setdefault(name, option.default)
         if name and name in self.fields:
             self.arguments[name] = self.fields[name]
-            if dotted(node.func) == "click.option":  # handed on as a parameter of that name
+            if option.is_handed_on:
                 self.parameters.setdefault(name, self.fields[name])
 
     def option_named(self, node: ast.Call) -> str:
         """The name under which a parser gives the option that a call adds; empty where the program does not say it."""
-        words = [word for word in map(self.value, node.args) if isinstance(word, str)]
-        long = next((word for word in words if word.startswith("--")), words[0] if words else "")
-        said = next((self.value(one.value) for one in node.keywords if one.arg == "dest"), None)
-        return str(said or long.partition("/")[0].lstrip("-").replace("-", "_"))
+        return option_of(node, self.value).name
 
     def is_own(self, call: ast.Call) -> bool:
         """Whether a call makes an object of a class of the program's own, built on nothing of a library's."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,7 @@ def own_deepspeed(program: str, folder: Path | None, said: dict[str, Any]) -> di
     tree = parse_python(text) if "deepspeed.initialize(" in text else None
     if tree is None:
         return {}
-    known = Known(tree, {name: typed(value) for name, value in said.items()})
+    known = known_by(tree, said)
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "deepspeed.initialize":
             words = dict(known.keywords(node))
@@ -104,6 +104,11 @@ def typed(value: Any) -> Any:
         with contextlib.suppress(ValueError):
             return kind(value)
     return unmarked(value)
+
+
+def known_by(tree: ast.AST, said: Mapping[str, Any]) -> Known:
+    """What a program's names stand for under a command line's words, or under defaults beside them."""
+    return Known(tree, {name: typed(value) for name, value in said.items()})
 
 
 def tables_beside(folder: Path | None) -> Callable[[str], dict[str, Any] | None]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from meshwright.imports.beside import program_beside
+from meshwright.imports.code.branches import calls_reached
 from meshwright.imports.code.names import Known
-from meshwright.imports.code.syntax import parse_python
-from meshwright.imports.own.arguments import typed
+from meshwright.imports.code.syntax import dotted, parse_python
+from meshwright.imports.own.arguments import known_by
 from meshwright.imports.reading import Reading
 from meshwright.specs.foreign import read_text
 
@@ -37,8 +37,8 @@ def own_adapters(program: str, folder: Path | None, said: dict[str, Any]) -> dic
     tree = parse_python(text) if _MAKES_ADAPTERS.search(text) else None
     if tree is None:
         return {}
-    known = Known(tree, {name: typed(value) for name, value in said.items()})
-    for node in certain(tree, known):
+    known = known_by(tree, said)
+    for node in calls_reached(tree, known.value, certain=True):
         if ast.unparse(node.func).endswith("LoraConfig"):
             found = dict(known.keywords(node))
             return {"use_peft": True} | {
@@ -62,26 +62,38 @@ def makes_none(program: str, folder: Path | None, said: dict[str, Any]) -> bool:
     return "LoraConfig" in text and not own_adapters(program, folder, said)
 
 
-def certain(tree: ast.AST, known: Known) -> Iterator[ast.Call]:
-    """Calls of a program that no unknown condition guards: what one guards is told by nobody."""
-    waiting: list[ast.AST] = [tree]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, (ast.If, ast.IfExp)):
-            test = True if _CAN.search(ast.unparse(node.test)[:200]) else known.value(node.test)
-            if test is not None:
-                branch = node.body if test else node.orelse
-                waiting += branch if isinstance(branch, list) else [branch]
-            continue
-        if isinstance(node, ast.Call):
-            yield node
-        waiting += ast.iter_child_nodes(node)
+def recomputes(tree: ast.AST, known: Known) -> bool:
+    """Whether a program switches recomputation on by a call, where what it depends on does not deny it."""
+    for call in calls_reached(tree, known.value):
+        called = dotted(call.func)
+        if called.endswith(RECOMPUTES):
+            return True
+        if called.endswith("prepare_model_for_kbit_training"):
+            said = dict(known.keywords(call)).get("use_gradient_checkpointing")
+            if said is None or said is True:
+                return True
+    return False
+
+
+def switches_on(tree: ast.AST, known: Known) -> bool:
+    """Whether a program recomputes by a call that no unknown condition guards, whatever its trainer is told."""
+    calls = calls_reached(tree, known.value, certain=True)
+    return any(dotted(call.func).endswith(RECOMPUTES) for call in calls)
+
+
+_NARROWED = re.compile(r"[\"'](?:lm_head|embed_tokens)[\"'] in name\b")
+"""How QLoRA's script and those made from it cast head and embedding back to 16 bits."""
+
+
+def upcasts(tree: ast.AST, known: Known) -> bool:
+    """Whether PEFT's preparation keeps in fp32 what is not quantised, and nothing casts it back."""
+    calls = calls_reached(tree, known.value)
+    prepares = any(dotted(one.func).endswith("prepare_model_for_kbit_training") for one in calls)
+    return prepares and _NARROWED.search(ast.unparse(tree)) is None
 
 
 _HELD = re.compile(r"teacher|ref_model|reference|reward|critic")
 """Names of models that a program holds beside the one that it trains."""
-_CAN = re.compile(r"^hasattr\(model, ")
-"""A model of transformers has what a program asks for before it calls it."""
 _LENGTHS = ("max_length", "max_seq_length", "model_max_length")
 _SHORTEST = 16
 """A smaller length of texts is a part of one."""
@@ -103,11 +115,11 @@ def own_switches(program: str, folder: Path | None, said: dict[str, Any]) -> dic
     tree = parse_python(text) if "from_pretrained(" in text else None
     if tree is None:
         return {}
-    known = Known(tree, {name: typed(value) for name, value in said.items()})
+    known = known_by(tree, said)
     found: dict[str, Any] = {}
     cuts: list[int] = []
     beside = {one.value for one in ast.walk(tree) if isinstance(one, ast.Assign) and _HELD.search(ast.unparse(one.targets[0]))}  # fmt: skip
-    for node in certain(tree, known):
+    for node in calls_reached(tree, known.value, certain=True):
         called = ast.unparse(node.func)
         if called.endswith(RECOMPUTES):
             found["gradient_checkpointing"] = True

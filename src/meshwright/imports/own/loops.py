@@ -20,10 +20,15 @@ from meshwright.imports.own import commands as usual_commands
 from meshwright.imports.own import option_names, usual
 from meshwright.imports.own.arguments import own_defaults, typed
 from meshwright.imports.own.asked import asks_for_experts
-from meshwright.imports.own.layers import SHARED_STEPS, fuses_loss, lay_out, own_adapters
+from meshwright.imports.own.layers import (
+    SHARED_STEPS,
+    fuses_loss,
+    lay_out,
+    own_adapters,
+    recomputes,
+)
 from meshwright.imports.own.made_with import mixes_experts
 from meshwright.imports.own.program_settings import program_settings
-from meshwright.imports.own.reached import recomputes
 from meshwright.imports.own.sizes import (
     SEVERAL,
     SHARDS,

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from meshwright.imports.code.branches import calls_reached
 from meshwright.imports.code.names import Known
 from meshwright.imports.code.syntax import defaults_of, dotted
 from meshwright.imports.own import option_names
-from meshwright.imports.own.layers import certain
 
 ALIASES = {
     "hidden_dimension": "hidden_dim", "embedding_dim": "emb_dim", "embedding_size": "emb_dim", "embeddings_size": "emb_dim", "n_embed": "n_embd",
@@ -129,7 +129,7 @@ def mixes_experts(trees: Iterable[ast.Module], said: Mapping[str, Any]) -> bool:
     trees = list(trees)
     classes = {node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}  # fmt: skip
     for tree in trees:
-        for call in certain(tree, Known(tree, dict(said))):
+        for call in calls_reached(tree, Known(tree, dict(said)).value, certain=True):
             name = dotted(call.func).rpartition(".")[2]
             if name in classes and re.search(_PARTS, name):
                 return True

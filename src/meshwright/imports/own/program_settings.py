@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from meshwright.imports.code.branches import calls_reached
 from meshwright.imports.code.composed import Larger
 from meshwright.imports.code.names import Known
 from meshwright.imports.code.notebook import parsed
@@ -20,7 +21,7 @@ from meshwright.imports.code.partials import written_out
 from meshwright.imports.code.syntax import assigned, dotted
 from meshwright.imports.config_classes import family_of
 from meshwright.imports.own.afterwards import changed_afterwards, gone_over
-from meshwright.imports.own.layers import adapted_layer
+from meshwright.imports.own.layers import adapted_layer, recomputes, switches_on, upcasts
 from meshwright.imports.own.left_open import (
     TAKES_MORE,
     TOLD_BY_OTHERS,
@@ -30,7 +31,6 @@ from meshwright.imports.own.left_open import (
     take_from_command,
 )
 from meshwright.imports.own.option_names import NAMES
-from meshwright.imports.own.reached import reached, recomputes, switches_on, upcasts
 from meshwright.imports.own.told_outside import OF_A_TABLE, refuse_told_outside
 from meshwright.specs.errors import SpecError
 
@@ -124,7 +124,7 @@ def program_settings(
     if "_trainer" not in found:
         _of_a_loop(found, known, below or {})
     if "use_peft" not in found:
-        layers = (adapted_layer(call, known) for call in reached(tree, known))
+        layers = (adapted_layer(call, known) for call in calls_reached(tree, known.value))
         for key, value in next((one for one in layers if one), {}).items():
             found.setdefault(key, value)
     told = (
@@ -238,7 +238,7 @@ def _from_calls(tree: ast.Module, known: Known, found: dict[str, Any]) -> list[A
             found["use_peft"] = True  # adapters that were trained before go on training
             found.setdefault("_open", {}).setdefault("lora_r", "the checkpoint of its adapters")
         other = _OTHER_METHODS.search(called)
-        if other and not any(_OF_LORA.search(one) for one in map(_named, reached(tree, known))):  # fmt: skip
+        if other and not any(_OF_LORA.search(one) for one in map(_named, calls_reached(tree, known.value))):  # fmt: skip
             found["use_peft"], found["peft_type"] = True, other.group(1).lower()
     return lengths
 
@@ -290,7 +290,7 @@ def _optimizer(pair: ast.expr, tree: ast.Module) -> dict[str, str]:
 
 def _shape_file(tree: ast.Module, known: Known) -> str:
     """What a program makes its model's configuration from, where it loads no weights."""
-    for call in reached(tree, known):
+    for call in calls_reached(tree, known.value):
         called = dotted(call.func)
         if (
             re.search(r"Config\.from_(?:pretrained|json_file)$", called)
@@ -330,7 +330,7 @@ def _calls(tree: ast.AST, known: Known) -> Iterator[ast.Call]:
     """Calls that make what a training is configured with, by line; what never runs is left out."""
     idle = _idle(tree)
     datasets = {one.name for one in ast.walk(tree) if isinstance(one, ast.ClassDef) and one.name.endswith(("Dataset", "Collator"))}  # fmt: skip
-    for call in reached(tree, known):
+    for call in calls_reached(tree, known.value):
         if call in idle:
             continue
         called = dotted(call.func)
