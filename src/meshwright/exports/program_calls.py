@@ -18,6 +18,8 @@ _KINDS: dict[str, Callable[[Any], Any]] = {"int": int, "float": float, "str": st
 _NUMBERS: dict[str, Callable[..., Any]] = {
     "max": max, "min": min, "abs": abs, "round": round, "math.ceil": math.ceil, "math.floor": math.floor,
 }  # fmt: skip
+NUMBERS = {"math.pi": math.pi, "math.e": math.e, "np.pi": math.pi, "numpy.pi": math.pi}
+"""Numbers by the names that their modules give them."""
 _OF_TEXT = ("lower", "upper", "strip", "lstrip", "rstrip", "replace", "split", "rsplit", "removeprefix", "removesuffix",
             "startswith", "endswith")  # fmt: skip
 

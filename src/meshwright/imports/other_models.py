@@ -88,6 +88,22 @@ def refuse_other_classes(text: str, name: str) -> None:
             raise SpecError("config", name.rpartition("/")[2][-60:], f"trains {kind}: {PLANNED}")
 
 
+_BUILDS_ON = re.compile(r"^class (\w+)\(([^()\n]*)\)", re.M)
+
+
+def refuse_other_bases(text: str, others: Iterable[str], name: str) -> None:
+    """Refuse a program whose model is a class of a file at hand that builds on one for something else.
+
+    Raises:
+        SpecError: it is.
+    """
+    made = set(re.findall(r"\b(\w+)(?:\.from_\w+)?\(", text))
+    for one in others:
+        for built, bases in _BUILDS_ON.findall(one):
+            if built in made:
+                refuse_other_classes(f"{bases}(", name)
+
+
 def _texts(value: Any) -> list[str]:
     if isinstance(value, dict):
         return [one for inner in value.values() for one in _texts(inner)]

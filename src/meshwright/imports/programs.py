@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from meshwright.imports.code.names import ASKED_OF_DEVICE, Known
+from meshwright.imports.code.libraries import ASKED_OF_DEVICE
+from meshwright.imports.code.names import Known
 from meshwright.imports.code.syntax import parse_python
 from meshwright.imports.config_classes import family_of
 from meshwright.imports.formats import hf, lightning
@@ -15,10 +16,10 @@ from meshwright.imports.formats.hf_lengths import LENGTHS
 from meshwright.imports.formats.hf_programs import trl_defaults
 from meshwright.imports.names import PLANNED, model_named
 from meshwright.imports.options import Options
-from meshwright.imports.other_models import refuse_other_classes
+from meshwright.imports.other_models import refuse_other_bases, refuse_other_classes
 from meshwright.imports.own.arguments import tables_beside
 from meshwright.imports.own.imported import imported_settings
-from meshwright.imports.own.layers import SHARED_BATCH, SHARED_STEPS, lay_out
+from meshwright.imports.own.layers import SHARED_BATCH, SHARED_STEPS, lay_out, says_compiled
 from meshwright.imports.own.made_models import made_model
 from meshwright.imports.own.option_names import NAMES
 from meshwright.imports.own.parts import parts_of
@@ -28,9 +29,10 @@ from meshwright.imports.own.program_settings import (
     program_settings,
     unsloth_recomputes,
 )
+from meshwright.imports.own.sizes import texts_beside
 from meshwright.imports.own.tables import inert
 from meshwright.imports.reading import Given, Reading
-from meshwright.imports.tasks import name_task
+from meshwright.imports.tasks import name_made, name_task
 from meshwright.specs.errors import SpecError
 
 _LIBRARIES = re.compile(
@@ -148,19 +150,11 @@ def read(
         tables_beside(folder),
         parts_of(text, folder),
     )
-    kinds = (
-        "_python",
-        "_unsloth",
-        "_trainer",
-        "_larger",
-        "_shape",
-        "_open",
-        "_heard",
-        "_elsewhere",
-        "_turns",
-    )
+    kinds = ("_python", "_unsloth", "_trainer", "_larger", "_shape", "_open", "_heard", "_elsewhere", "_turns")  # fmt: skip
     made = {key: found.pop(key, None) for key in kinds}
     _told(found, said or {}, made["_heard"] or set(), bool(made["_shape"]), name)
+    if not {"model_name_or_path", "_unsloth"} & set(found) and not made["_shape"]:
+        refuse_other_bases(text, texts_beside(text, folder), name)
     for key, value in (found.pop("model_init_kwargs", None) or {}).items():
         found.setdefault(str(key), value)
     computed = _computed(made["_open"], found)
@@ -176,6 +170,42 @@ def read(
         found = UNSLOTH | found
         found.setdefault("target_modules", "all-linear")  # of `get_peft_model`, where none are said
         _unsloth(found, reading)
+    found = _of_adapters(found)
+    _aside(found, reading)
+    if re.search(rf"(?:{ASKED_OF_DEVICE})\(", text):
+        reading.note(
+            "what the program asks of its device (CUDA, bf16) counts as there", "torch.cuda"
+        )
+    if not made["_trainer"]:
+        _looped(text, said, reading, made["_trainer"] is None and not name.endswith(".ipynb"))
+        name_made(reading, text)
+    _share_out(text, found, reading.world())
+    _by_library(text, found, reading)
+    if lightning.is_one(text):
+        found = lightning.translated(text, found, reading)
+    kind = made["_trainer"]
+    if kind and kind != "sft":  # over what the names of its outputs say
+        name_task(reading, kind)
+    reading = hf.fill(
+        Options(found | _STAGES.get(str(made["_trainer"]), {})), reading, given, folder
+    )
+    if computed:
+        told = ", ".join(f"{key} from {text}" for key, text in computed.items())
+        if "per_device_train_batch_size" in computed:
+            reading.remarks = [one for one in reading.remarks if one.option != "--micro-batch"]
+        reading.guess("program", f"computes {told}: what is usual where nothing is said is taken")
+    if kind not in (
+        "",
+        "sft",
+    ):  # no trainer, or one of its own whose name says no task that is known
+        name_task(reading, Path(name).name)
+    if _classifies(text) and not reading.task:
+        reading.unmodelled("num_labels", "the head has as many outputs as labels; one of the whole vocabulary is priced")  # fmt: skip
+    return reading
+
+
+def _of_adapters(found: dict[str, Any]) -> dict[str, Any]:
+    """Settings with what they say of adapters by the names of command lines; without, where the whole model trains."""
     if found.pop("full_finetuning", False):
         # Unsloth turns its own 4 bits off, and its `get_peft_model` gives the model back as it is.
         adapters = ("r", "load_in_4bit", "use_peft", "target_modules")
@@ -186,36 +216,9 @@ def read(
         }
     elif found.get("r"):
         found["use_peft"], found["lora_r"] = True, found.pop("r")
-    _aside(found, reading)
     if found.get("bias") == "none":
         del found["bias"]
-    if re.search(rf"(?:{ASKED_OF_DEVICE})\(", text):
-        reading.note(
-            "what the program asks of its device (CUDA, bf16) counts as there", "torch.cuda"
-        )
-    if not made["_trainer"]:
-        _looped(text, said, reading, made["_trainer"] is None and not name.endswith(".ipynb"))
-    _share_out(text, found, reading.world())
-    _by_library(text, found, reading)
-    if lightning.is_one(text):
-        found = lightning.translated(text, found, reading)
-    reading = hf.fill(
-        Options(found | _STAGES.get(str(made["_trainer"]), {})), reading, given, folder
-    )
-    if computed:
-        told = ", ".join(f"{key} from {text}" for key, text in computed.items())
-        if "per_device_train_batch_size" in computed:
-            reading.remarks = [one for one in reading.remarks if one.option != "--micro-batch"]
-        reading.guess("program", f"computes {told}: what is usual where nothing is said is taken")
-    kind = made["_trainer"]
-    name_task(reading, Path(name).name if kind is None else "" if kind == "sft" else str(kind))
-    if (
-        kind and kind != "sft"
-    ):  # a trainer of the program's own, whose name says no task that is known
-        name_task(reading, Path(name).name)
-    if _classifies(text) and not reading.task:
-        reading.unmodelled("num_labels", "the head has as many outputs as labels; one of the whole vocabulary is priced")  # fmt: skip
-    return reading
+    return found
 
 
 def _share_out(text: str, found: dict[str, Any], world: int) -> None:
@@ -304,7 +307,9 @@ def _looped(text: str, said: dict[str, Any] | None, reading: Reading, alone: boo
         reading.devices = 1
         reading.note("a loop that starts no other process: one device is priced", "launcher")
     if (tree := parse_python(text)) is not None:
-        lay_out(tree, Known(tree, said), reading)
+        known = Known(tree, said)
+        lay_out(tree, known, reading)
+        says_compiled(tree, known, reading)
     if re.search(r"\bFSDP\(|FullyShardedDataParallel\(|\bfully_shard\(", text):
         reading.layout["zero"] = 3
 

@@ -62,15 +62,17 @@ def is_task(said: str) -> bool:
     return _NAMED.search(said.lower()) is not None
 
 
-_MADE = re.compile(r"\b\w*?(GRPO|RLOO|DPO|PPO)(?:Config|Trainer|Args|Arguments|Algorithm|Loss)\(")
-"""A program's own settings, trainer or loss, by the usual names of the task."""
+_MADE = re.compile(
+    r"\b\w*?(GRPO|RLOO|DPO|PPO)(?:Config|Trainer|Args|Arguments|Algorithm|Loss)\(|\b(grpo|rloo|dpo|ppo)_(?:loss|step|update|train\w*)(?: *=|\()|\bdef \w*?_(grpo|rloo|dpo|ppo)\("
+)
+"""A program's own settings, trainer, step or loss, by the usual names of the task."""
 
 
 def name_made(reading: Reading, text: str) -> None:
     """Say what a loop of one's own trains for, by what it makes: `GRPOConfig(…)`."""
     found = _MADE.search(text)
     if found is not None:
-        name_task(reading, found.group(1))
+        name_task(reading, next(filter(None, found.groups())))
 
 
 def name_task(reading: Reading, said: str) -> None:

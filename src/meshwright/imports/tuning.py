@@ -87,6 +87,9 @@ _WIDTH_NAMES = (
     "quantize",
     "quantize_mode",
     "load_in",
+    "quantization_bits",
+    "quant_bits",
+    "bits",
     "quant",
 )
 

@@ -38,6 +38,11 @@ def _of_field(value: ast.expr) -> ast.expr | None:
     return given.get("default", value.args[0] if value.args else None)
 
 
+def is_command(function: ast.FunctionDef) -> bool:
+    """Whether typer or click starts a function with a command line's words for its parameters."""
+    return any(ast.unparse(one).partition("(")[0].endswith(".command") for one in function.decorator_list)  # fmt: skip
+
+
 def default_said(default: ast.expr) -> ast.expr:
     """What a parameter is where nobody says it: `typer.Option(8, "--rank")` declares 8."""
     if isinstance(default, ast.Call) and dotted(default.func) in _TYPER:
@@ -59,12 +64,14 @@ class Option:
 
 
 def option_of(node: ast.Call, value: Callable[[ast.expr], Any]) -> Option:
-    """The option that `add_argument` or `click.option` declares."""
+    """The option that `add_argument`, `click.option` or a parameter's `typer.Option` declares."""
     words = [word for word in map(value, node.args) if isinstance(word, str)]
     given = {key.arg: value(key.value) for key in node.keywords}
     long = next((word for word in words if word.startswith("--")), words[0] if words else "")
     name = given.get("dest") or long.partition("/")[0].lstrip("-").replace("-", "_")
     default, action = given.get("default"), str(given.get("action"))
+    if dotted(node.func) in _TYPER and node.args:
+        default = value(node.args[0])
     if default is None:
         default = {"store_true": False, "store_false": True}.get(action)
     return Option(str(name), default, action == "store_false", dotted(node.func) == "click.option")

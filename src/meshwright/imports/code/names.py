@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from meshwright.exports.program_calls import given_back, of_text
+from meshwright.imports.code import libraries
 from meshwright.imports.code.branches import answers, branches, ruled_out, set_only_in
 from meshwright.imports.code.composed import composed
-from meshwright.imports.code.declared import default_said, fields_of, option_of, without_default
+from meshwright.imports.code.declared import (
+    default_said,
+    fields_of,
+    is_command,
+    option_of,
+    without_default,
+)
 from meshwright.imports.code.environment import of_environment
 from meshwright.imports.code.exclusive import excluded, set_afterwards
 from meshwright.imports.code.held import decided, first_of, of_holder, of_place, put, update
-from meshwright.imports.code.operators import KINDS, literal
+from meshwright.imports.code.operators import literal
 from meshwright.imports.code.returns import bound, outcome
 from meshwright.imports.code.syntax import defaults_of, dotted
 
-ASKED_OF_DEVICE = r"\b(?:is_(?:torch_)?(?:bf16|bfloat16)_\w+|(?:has_)?(?:bf16|bfloat16)_support\w*)|\bcuda\.is_available"
-"""What a program asks of its device; a device that trains today has both."""
-_DEVICE = re.compile(rf"(?:{ASKED_OF_DEVICE})$")
 _DEEPEST = 4
 """Functions that call one another are followed so far."""
-_WIDTHS = {"bfloat16": "bfloat16", "float16": "float16", "float32": "float32", "half": "float16", "float": "float32"}  # fmt: skip
-"""torch's names of a number's width, its short ones included."""
 _LOADS = re.compile(
     r"(?:^|\.)(?:safe_load|full_load|load|load_\w*|read_\w*|from_yaml|from_json|from_file)$"
 )
@@ -87,17 +88,14 @@ class Known:
                 self._option(node)
             else:
                 self._line(node)
-        imported = {
-            name.asname or name.name
-            for one in every
-            if isinstance(one, ast.ImportFrom)
-            for name in one.names
-        }
+        imported = {name.asname or name.name for one in every if isinstance(one, ast.ImportFrom) for name in one.names}  # fmt: skip
         for name, value in (below or {}).items():  # of files that it imports, before any call
             if name in imported or "*" in imported:
                 self.names.setdefault(name, value)
         for function in self.functions.values():
             self._defaults(function)
+            if is_command(function):
+                self._told(function.name)
         self._calls(nodes)
         never = {node for node in nodes if isinstance(node, ast.Assign) and self._never(node)}
         for name in set_only_in(never, nodes) & self.parameters.keys():
@@ -137,6 +135,16 @@ class Known:
         self.is_parsed |= called.endswith(("HfArgumentParser", "TrlParser"))
         if called.endswith(".add_argument") or called in ("click.option", "typer.Option"):
             self._argument(node)
+
+    def holds(self, test: ast.expr) -> Any:
+        """What a test comes to, where an option that nobody sets is none; None where the program does not say it."""
+        said = self.value(test)
+        name = test.id if isinstance(test, ast.Name) else test.attr if isinstance(test, ast.Attribute) else ""  # fmt: skip
+        return False if said is None and name in self._unset else said
+
+    def listen(self, names: Iterable[str]) -> None:
+        """Note from here on, as of what a command line says, which of these names some value comes from."""
+        self._said |= frozenset(names)
 
     def sure(self, node: ast.stmt) -> bool | None:
         """Whether the tests that a line stands under are known to hold; None where it stands under none."""
@@ -179,6 +187,8 @@ class Known:
                 continue  # of what it generates, not of what is trained on
             if (said := self.value(default_said(default))) is not None:
                 self.parameters.setdefault(arg.arg, said)
+            elif is_command(function) and isinstance(default_said(default), ast.Constant):
+                self._unset.add(arg.arg)
 
     def _handed(self, node: ast.Call) -> None:
         """Take what a function of the program is called with for its parameters."""
@@ -265,10 +275,6 @@ class Known:
             if option.is_handed_on:
                 self.parameters.setdefault(name, self.fields[name])
 
-    def option_named(self, node: ast.Call) -> str:
-        """The name under which a parser gives the option that a call adds; empty where the program does not say it."""
-        return option_of(node, self.value).name
-
     def is_own(self, call: ast.Call) -> bool:
         """Whether a call makes an object of a class of the program's own, built on nothing of a library's."""
         return dotted(call.func) in self._plain
@@ -303,8 +309,8 @@ class Known:
         return self.names.get(node.id, self.parameters.get(node.id))
 
     def _attribute(self, node: ast.Attribute) -> Any:
-        if node.attr in _WIDTHS and ast.unparse(node.value) == "torch":
-            return _WIDTHS[node.attr]
+        if (known := libraries.of_name(node)) is not None:
+            return known
         table = self.value(node.value) if self._tables is not None else None
         if isinstance(table, dict) and node.attr in table:
             return table[node.attr]
@@ -323,6 +329,8 @@ class Known:
         table, key = self.value(node.value), self.value(node.slice)
         if isinstance(key, str):
             self._hear(key)
+        if table is None and isinstance(key, str) and key in self._said:
+            return self.fields.get(key)  # its options as a table (`args["precision"]`)
         named = isinstance(key, (str, int)) and isinstance(node.value, ast.Name)
         if isinstance(table, dict) and named and key not in table:
             # A function may call its part of a table as the program calls the whole.
@@ -336,17 +344,8 @@ class Known:
         called, args = dotted(node.func), [self.value(arg) for arg in node.args]
         if called in ("os.environ.get", "os.getenv", "environ.get", "getenv"):
             return args[1] if len(args) > 1 else None
-        made = given_back(called, args)
-        if made is None and isinstance(node.func, ast.Attribute):
-            made = of_text(self.value(node.func.value), node.func.attr, args)
-        if made is not None:
+        if (made := libraries.of_call(node, called, args, self.value)) is not None:
             return made
-        if _DEVICE.search(called):
-            return True
-        if called == "getattr" and len(args) > 1 and dotted(node.args[0]) == "torch":
-            return _WIDTHS.get(str(args[1]))
-        if called == "isinstance" and args[:1] != [None] and dotted(node.args[-1]) in KINDS:
-            return isinstance(args[0], KINDS[dotted(node.args[-1])])
         if called == "dict" and not args:
             return dict(self.keywords(node))
         if (held := of_holder(called, args, dict(self.keywords(node)))) is not None:

@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
+from meshwright.imports.code.declared import option_of
 from meshwright.imports.code.names import Known
 from meshwright.imports.code.syntax import dotted
 from meshwright.imports.code.values import Made, Module, Unknown, run_of
@@ -27,7 +28,7 @@ def parsed(module: Module) -> Made:
         known = Known(module.tree, run.said)
         module.options = Made("arguments")
         for node in _added(module):
-            name = known.option_named(node)
+            name = option_of(node, known.value).name
             needed = any(one.arg == "required" for one in node.keywords)
             none = Unknown(name) if needed else None
             module.options.fields[name] = known.arguments.get(name, none)

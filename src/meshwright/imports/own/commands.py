@@ -17,6 +17,7 @@ from meshwright.imports.launch_counts import whole
 from meshwright.imports.options import Options, flags_of
 from meshwright.imports.own import option_names, usual
 from meshwright.imports.own.arguments import own_deepspeed, own_defaults
+from meshwright.imports.own.layers import own_adapters
 from meshwright.imports.own.made_with import describes, usual_names
 from meshwright.imports.own.tables import inert
 from meshwright.imports.reading import Given, Reading
@@ -137,7 +138,8 @@ def read_words(
         SpecError: a value that cannot be, or a model that is no decoder.
     """
     said = flags_of_words(launch)
-    flags = {**(own or {}), **said}
+    made = own_adapters(launch.program, folder, {**(own or {}), **said})
+    flags = {**(own or {}), **made, **said}
     trainer = str(flags.get("trainer", ""))
     if trainer.endswith("Trainer"):
         # The reference implementation of DPO: its batch is of all ranks, its trainer says the sharding.
@@ -149,7 +151,7 @@ def read_words(
     table = own_deepspeed(launch.program, folder, flags)
     devices = flags.pop("devices", None)
     reading = usual.read_table(
-        flags, given, "script of a program of its own", inert if own else None, program, frozenset((own or {}).keys() - said.keys())
+        flags, given, "script of a program of its own", inert if own else None, program, frozenset((own or {}).keys() - made.keys() - said.keys())
     )  # fmt: skip
     if table or named:
         told = {"sharding", "precision", "sequence parallelism"}

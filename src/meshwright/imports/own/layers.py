@@ -38,8 +38,8 @@ def own_adapters(program: str, folder: Path | None, said: dict[str, Any]) -> dic
     if tree is None:
         return {}
     known = known_by(tree, said)
-    for node in calls_reached(tree, known.value, certain=True):
-        if ast.unparse(node.func).endswith("LoraConfig"):
+    for node in calls_reached(tree, known.holds, certain=True):
+        if ast.unparse(node.func).lower().endswith("loraconfig"):
             found = dict(known.keywords(node))
             return {"use_peft": True} | {
                 ours: found[theirs]
@@ -64,7 +64,7 @@ def makes_none(program: str, folder: Path | None, said: dict[str, Any]) -> bool:
 
 def recomputes(tree: ast.AST, known: Known) -> bool:
     """Whether a program switches recomputation on by a call, where what it depends on does not deny it."""
-    for call in calls_reached(tree, known.value):
+    for call in calls_reached(tree, known.holds):
         called = dotted(call.func)
         if called.endswith(RECOMPUTES):
             return True
@@ -77,17 +77,25 @@ def recomputes(tree: ast.AST, known: Known) -> bool:
 
 def switches_on(tree: ast.AST, known: Known) -> bool:
     """Whether a program recomputes by a call that no unknown condition guards, whatever its trainer is told."""
-    calls = calls_reached(tree, known.value, certain=True)
+    calls = calls_reached(tree, known.holds, certain=True)
     return any(dotted(call.func).endswith(RECOMPUTES) for call in calls)
 
 
+def says_compiled(tree: ast.AST, known: Known, reading: Reading) -> None:
+    """Name what the estimate does not price: that the program compiles its model, which no unknown condition guards."""
+    calls = calls_reached(tree, known.holds, certain=True)
+    if any(_COMPILES.search(dotted(one.func)) for one in calls):
+        reading.unmodelled("compile", "torch.compile fuses kernels; the estimate runs PyTorch's own")  # fmt: skip
+
+
+_COMPILES = re.compile(r"^(?:torch|(?:\w+\.)*model)\.compile$")
 _NARROWED = re.compile(r"[\"'](?:lm_head|embed_tokens)[\"'] in name\b")
 """How QLoRA's script and those made from it cast head and embedding back to 16 bits."""
 
 
 def upcasts(tree: ast.AST, known: Known) -> bool:
     """Whether PEFT's preparation keeps in fp32 what is not quantised, and nothing casts it back."""
-    calls = calls_reached(tree, known.value)
+    calls = calls_reached(tree, known.holds)
     prepares = any(dotted(one.func).endswith("prepare_model_for_kbit_training") for one in calls)
     return prepares and _NARROWED.search(ast.unparse(tree)) is None
 
@@ -119,7 +127,7 @@ def own_switches(program: str, folder: Path | None, said: dict[str, Any]) -> dic
     found: dict[str, Any] = {}
     cuts: list[int] = []
     beside = {one.value for one in ast.walk(tree) if isinstance(one, ast.Assign) and _HELD.search(ast.unparse(one.targets[0]))}  # fmt: skip
-    for node in calls_reached(tree, known.value, certain=True):
+    for node in calls_reached(tree, known.holds, certain=True):
         called = ast.unparse(node.func)
         if called.endswith(RECOMPUTES):
             found["gradient_checkpointing"] = True

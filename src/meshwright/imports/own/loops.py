@@ -18,6 +18,7 @@ from meshwright.imports.launch import Launch
 from meshwright.imports.other_models import refuse_program
 from meshwright.imports.own import commands as usual_commands
 from meshwright.imports.own import option_names, usual
+from meshwright.imports.own.answers import of_answers
 from meshwright.imports.own.arguments import own_defaults, typed
 from meshwright.imports.own.asked import asks_for_experts
 from meshwright.imports.own.layers import (
@@ -26,8 +27,9 @@ from meshwright.imports.own.layers import (
     lay_out,
     own_adapters,
     recomputes,
+    says_compiled,
 )
-from meshwright.imports.own.made_with import mixes_experts
+from meshwright.imports.own.made_with import mixes_experts, without_takers
 from meshwright.imports.own.program_settings import program_settings
 from meshwright.imports.own.sizes import (
     SEVERAL,
@@ -51,6 +53,8 @@ _OF_A_LIBRARY = re.compile(
 _TRAINER = re.compile(r"(?<!class )\b(\w*Trainer)\(")
 _SPAWNS = re.compile(r"\bspawn\(|\bmp\.Process\(")
 _FABRIC = re.compile(r"\bFabric\(")
+_NARROW = re.compile(r"(?i)16|8|half")
+"""A width below 32 bits, as options spell it."""
 _AUTOCASTS = re.compile(r"\bautocast\(")
 _NARROWS = re.compile(r"(?i)autocast|b?float16|\.half\(|\bb?fp?16|\bamp\b|precision|deepspeed")
 _WIDTHS = {"mixed_precision", "precision", "dtype", "torch_dtype", "compute_dtype", "bf16", "fp16", "use_bf16", "use_fp16"}  # fmt: skip
@@ -98,6 +102,7 @@ def read(launch: Launch, given: Given, folder: Path | None) -> Reading | None:
     if path is None or not _TRAINS.search(text) or is_a_library_s(text) or makes_a_library_s(text):
         return None
     refuse_program(text, path.name)
+    text = without_takers(text)
     said = {name: typed(value) for name, value in usual_commands.flags_of_words(launch).items()}
     own = _defaults(text) | own_defaults(program, folder)
     options = {**own, **said}
@@ -120,10 +125,11 @@ def read(launch: Launch, given: Given, folder: Path | None) -> Reading | None:
     if not {"optimizer", "optim"} & set(options):  # one that an option chooses is read by it
         optimize(reading, text, others)
     store(reading, text)
-    build(reading, whole, given, {**own, **said})
     for one in (path.name, str(said.get("algorithm", "")), str(said.get("rl_algorithm", ""))):
         name_task(reading, one)
     name_made(reading, text)
+    of_answers(reading, {**own, **said}, text)
+    build(reading, whole, given, {**own, **said})
     return reading
 
 
@@ -168,7 +174,7 @@ def read_loop(
     switches = [flags[one] for one in _SWITCHES if one in flags]
     if switches and not any(switches) and all(isinstance(one, bool) for one in switches):
         flags["mixed_precision"] = "fp32"  # it would compute in fewer bits, was it told to
-    elif _AUTOCASTS.search(text) and flags.get("mixed_precision", "fp32") in ("fp32", "float32"):
+    elif _AUTOCASTS.search(text) and not any(_NARROW.search(str(flags.get(one, ""))) for one in ("mixed_precision", "precision")):  # fmt: skip
         width = str(flags.get("dtype", ""))  # which it hands to autocast
         flags["mixed_precision"] = (
             width
@@ -189,6 +195,7 @@ def read_loop(
     )  # fmt: skip
     if tree is not None and known is not None:
         lay_out(tree, known, reading)
+        says_compiled(tree, known, reading)
     if (
         SHARED_STEPS.search(text)
         and reading.micro_batch

@@ -10,7 +10,7 @@ from typing import Any
 
 from meshwright.imports.code.branches import calls_reached
 from meshwright.imports.code.names import Known
-from meshwright.imports.code.syntax import defaults_of, dotted
+from meshwright.imports.code.syntax import defaults_of, dotted, parse_python
 from meshwright.imports.own import option_names
 
 ALIASES = {
@@ -97,7 +97,44 @@ def _made(
     inner: dict[str, Any] = {}
     for one in own:  # classes below it say what it hands on without a word
         inner |= {key: value for key, value in _taken(one)[0].items() if key not in {*said, *left}}
-    return Made(inner | whole, left, rank)
+    sets = {} if called is None else _sets(called, plain, left)
+    return Made(inner | {key: value for key, value in sets.items() if key not in left} | whole, left, rank)  # fmt: skip
+
+
+def computed_by(tree: ast.Module) -> set[str]:
+    """What classes compute of their own sizes (`self.head_dim = dim // heads`): another call of them comes to another number."""
+    lines = [
+        line
+        for one in ast.walk(tree) if isinstance(one, ast.ClassDef)
+        for line in ast.walk(one) if isinstance(line, ast.Assign)
+    ]  # fmt: skip
+    return {
+        line.targets[0].attr
+        for line in lines
+        if isinstance(line.targets[0], ast.Attribute) and dotted(line.targets[0].value) == "self" and _computes(line.value)
+    }  # fmt: skip
+
+
+def _computes(value: ast.expr) -> bool:
+    """Whether an expression reckons with names."""
+    reckons = [one for one in ast.walk(value) if isinstance(one, ast.BinOp)]
+    return any(isinstance(part, (ast.Name, ast.Attribute)) for one in reckons for part in ast.walk(one))  # fmt: skip
+
+
+def _sets(node: ast.ClassDef, said: Mapping[str, Any], left: set[str]) -> dict[str, Any]:
+    """What a class sets on itself for a call's words (`self.d_ff = 4 * d_model`), without what comes from a word nobody followed."""
+    inits = [one for one in node.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"]  # fmt: skip
+    alone = Known(ast.Module(body=[node], type_ignores=[]))
+    alone.parameters |= said
+    alone.parameters = {key: one for key, one in alone.parameters.items() if key not in left}
+    alone.fields = {}
+    for line in [one for init in inits for one in ast.walk(init) if isinstance(one, ast.Assign)]:
+        target = line.targets[0]
+        if isinstance(target, ast.Attribute) and dotted(target.value) == "self":
+            value = said.get(target.attr, alone.value(line.value))
+            if is_plain(value):
+                alone.fields.setdefault(target.attr, value)
+    return alone.fields
 
 
 def _taken(node: ast.ClassDef) -> tuple[dict[str, Any], list[str]]:
@@ -111,6 +148,27 @@ def _taken(node: ast.ClassDef) -> tuple[dict[str, Any], list[str]]:
     fields = [one for one in node.body if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)]  # fmt: skip
     order = [one.target.id for one in fields if isinstance(one.target, ast.Name)]
     return {key: value for key, value in alone.fields.items() if key in order and is_plain(value)}, order  # fmt: skip
+
+
+_TAKES = re.compile(r"^\s+def from_\w+\(cls\b", re.M)
+
+
+def without_takers(text: str) -> str:
+    """A program without what its own classes take published weights over by (`GPT.from_pretrained`), where nothing calls it."""
+    tree = parse_python(text) if _TAKES.search(text) else None
+    if tree is None:
+        return text
+    called = {dotted(one.func) for one in ast.walk(tree) if isinstance(one, ast.Call)}
+    lines = text.splitlines()
+    classes = [one for one in ast.walk(tree) if isinstance(one, ast.ClassDef)]
+    for owner, method in [(one, method) for one in classes for method in one.body]:
+        if not isinstance(method, ast.FunctionDef) or not method.name.startswith("from_"):
+            continue
+        if f"{owner.name}.{method.name}" not in called:
+            first = min([method.lineno, *(one.lineno for one in method.decorator_list)]) - 1
+            last = method.end_lineno or method.lineno
+            lines[first:last] = [""] * (last - first)
+    return "\n".join(lines)
 
 
 def is_plain(value: Any) -> bool:
@@ -129,7 +187,7 @@ def mixes_experts(trees: Iterable[ast.Module], said: Mapping[str, Any]) -> bool:
     trees = list(trees)
     classes = {node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}  # fmt: skip
     for tree in trees:
-        for call in calls_reached(tree, Known(tree, dict(said)).value, certain=True):
+        for call in calls_reached(tree, Known(tree, dict(said)).holds, certain=True):
             name = dotted(call.func).rpartition(".")[2]
             if name in classes and re.search(_PARTS, name):
                 return True

@@ -18,11 +18,15 @@ LENGTHS = (
 MICRO = (
     "micro_batch_size", "micro_batch", "per_device_train_batch_size", "micro_train_batch_size", "batch_size_per_device", "device_batch_size",
     "train_micro_batch_size", "batch_size_per_gpu", "per_gpu_batch_size", "per_device_batch_size", "per_gpu_train_batch_size",
-    "micro_batch_size_per_gpu", "train_micro_batch_size_per_gpu", "batch_size_training", "train_batch_size", "batch_size", "bs",
+    "micro_batch_size_per_gpu", "train_micro_batch_size_per_gpu", "batch_size_training", "train_batch_size", "batch_size", "bs", "mbs",
 )  # fmt: skip
 STEPS = ("gradient_accumulation_steps", "grad_accumulation_steps", "accumulate_grad_batches", "gradient_accumulation",
           "grad_accum", "grad_accumulation", "accumulation_steps", "acc_steps", "grad_acc", "grad_acc_steps", "grad_accum_steps",
           "accum_steps", "accum_freq")  # fmt: skip
+ANSWERS = ("num_generations", "group_size", "num_return_sequences", "n_samples_per_prompt", "num_samples_per_prompt", "samples_per_prompt",
+           "rollouts_per_prompt", "num_rollouts", "num_answers_per_question")  # fmt: skip
+"""How many answers a model gives to a prompt that is trained on."""
+ANSWER_LENGTHS = ("max_gen_len", "max_new_tokens", "max_completion_length", "max_response_length", "max_answer_len", "gen_length")  # fmt: skip
 BATCHES = (
     "global_batch_size",
     "total_batch_size",

@@ -11,10 +11,10 @@ from meshwright.imports.formats import openrlhf
 from meshwright.imports.launch import Launch
 from meshwright.imports.names import model_named
 from meshwright.imports.own import commands, option_names
-from meshwright.imports.own.arguments import own_defaults
+from meshwright.imports.own.arguments import HEARS, own_defaults
 from meshwright.imports.reading import Given, Reading
 
-_TRAINS = re.compile(r"\.(?:fit|train)\(|\.backward\(|\btrain\(")
+_TRAINS = re.compile(r"\.(?:fit|train)\(|\.backward\(|\b(?:run_)?(?:\w+_)?train(?:ing|er)?\(")
 _OPENRLHF = {"pretrain", "micro_train_batch_size", "zero_stage"}
 """Words of OpenRLHF's programs and of those that were made from them."""
 
@@ -23,7 +23,8 @@ def read(
     text: str, name: str, given: Given, folder: Path | None, stamp: Stamp
 ) -> tuple[Reading, Stamp] | None:
     """Return what such a program trains when it is started without options; None where its parser says no model or no batch."""
-    if folder is None or "add_argument(" not in text or _TRAINS.search(text) is None:
+    declares = "add_argument(" in text or HEARS.search(text)
+    if folder is None or not declares or _TRAINS.search(text) is None:
         return None
     program = Path(name).name
     own = own_defaults(program, folder)

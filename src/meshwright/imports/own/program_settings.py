@@ -73,6 +73,13 @@ _OTHERS = ("basicConfig", "GenerationConfig", "AutoConfig", "okenizer", "Process
            "Sampling")  # fmt: skip
 
 
+_OWN_ARGUMENTS = re.compile(r"(?m)^class \w+\((?:\w+\.)*(?:Seq2Seq)?TrainingArguments\):(?=(?:.|\n)*\bHfArgumentParser\()")  # fmt: skip
+"""A program whose command line is transformers' settings with some of its own beside them."""
+_OF_SIZES = re.compile(r"len(?:gth)?s?$|size|steps")
+_SILENT = {"bf16": False, "fp16": False}
+"""What these are where nothing is said (transformers/training_args.py)."""
+
+
 def program_settings(
     text: str,
     name: str,
@@ -105,8 +112,10 @@ def program_settings(
         raise SpecError("config", name, "is not Python that can be read")
     tree = ast.Module(body=[*tree.body, *parts], type_ignores=[]) if parts else tree
     tree = written_out(tree)
-    known = Known(tree, said, below, tables)
+    known = Known(tree, said, _SILENT | dict(below or {}) if _OWN_ARGUMENTS.search(text) else below, tables)  # fmt: skip
     known.heard = set()
+    if known.is_parsed:
+        known.listen(known.declared)
     found: dict[str, Any] = {"_python": True}
     lengths = _from_calls(tree, known, found)
     changed_afterwards(tree, known, found)
@@ -117,6 +126,8 @@ def program_settings(
         found["model_name_or_path"] = shape
     if known.is_parsed:  # its dataclasses are its command line, under the same names
         for key, value in known.declared.items():
+            if said is None and key in known.heard and not _OF_SIZES.search(key):
+                continue  # what it is for was followed
             if key not in LENGTHS or re.search(
                 rf"\.{key}\b", text
             ):  # one that nothing reads cuts nothing
@@ -124,7 +135,7 @@ def program_settings(
     if "_trainer" not in found:
         _of_a_loop(found, known, below or {})
     if "use_peft" not in found:
-        layers = (adapted_layer(call, known) for call in calls_reached(tree, known.value))
+        layers = (adapted_layer(call, known) for call in calls_reached(tree, known.holds))
         for key, value in next((one for one in layers if one), {}).items():
             found.setdefault(key, value)
     told = (
@@ -238,7 +249,7 @@ def _from_calls(tree: ast.Module, known: Known, found: dict[str, Any]) -> list[A
             found["use_peft"] = True  # adapters that were trained before go on training
             found.setdefault("_open", {}).setdefault("lora_r", "the checkpoint of its adapters")
         other = _OTHER_METHODS.search(called)
-        if other and not any(_OF_LORA.search(one) for one in map(_named, calls_reached(tree, known.value))):  # fmt: skip
+        if other and not any(_OF_LORA.search(one) for one in map(_named, calls_reached(tree, known.holds))):  # fmt: skip
             found["use_peft"], found["peft_type"] = True, other.group(1).lower()
     return lengths
 
@@ -290,7 +301,7 @@ def _optimizer(pair: ast.expr, tree: ast.Module) -> dict[str, str]:
 
 def _shape_file(tree: ast.Module, known: Known) -> str:
     """What a program makes its model's configuration from, where it loads no weights."""
-    for call in calls_reached(tree, known.value):
+    for call in calls_reached(tree, known.holds):
         called = dotted(call.func)
         if (
             re.search(r"Config\.from_(?:pretrained|json_file)$", called)
@@ -330,7 +341,7 @@ def _calls(tree: ast.AST, known: Known) -> Iterator[ast.Call]:
     """Calls that make what a training is configured with, by line; what never runs is left out."""
     idle = _idle(tree)
     datasets = {one.name for one in ast.walk(tree) if isinstance(one, ast.ClassDef) and one.name.endswith(("Dataset", "Collator"))}  # fmt: skip
-    for call in calls_reached(tree, known.value):
+    for call in calls_reached(tree, known.holds):
         if call in idle:
             continue
         called = dotted(call.func)

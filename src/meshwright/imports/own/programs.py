@@ -13,6 +13,7 @@ from meshwright.imports.other_models import refuse_other_classes
 from meshwright.imports.own import hydra as own_hydra
 from meshwright.imports.own import loops as own_loops
 from meshwright.imports.own import option_names
+from meshwright.imports.own.answers import of_answers
 from meshwright.imports.own.asked import (
     asks_for_experts,
     asks_for_model,
@@ -20,7 +21,7 @@ from meshwright.imports.own.asked import (
     told_from_outside,
     unfollowed,
 )
-from meshwright.imports.own.made_with import mixes_experts
+from meshwright.imports.own.made_with import mixes_experts, without_takers
 from meshwright.imports.own.sizes import SEVERAL, build, optimize, said_by, store, texts_beside
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.tasks import name_made, name_task
@@ -64,6 +65,7 @@ def read(text: str, name: str, given: Given, folder: Path | None) -> Reading | N
         return None
     if _TESTS.search(text):
         return None
+    text = without_takers(text)
     refuse_other_classes(text, name)
     if _SEES.search(text):
         raise SpecError("file", Path(name).name, f"trains a vision-language model: {PLANNED}")
@@ -103,6 +105,7 @@ def read(text: str, name: str, given: Given, folder: Path | None) -> Reading | N
     reading.format = "training loop of one's own"
     name_task(reading, Path(name).name)
     name_made(reading, text)
+    of_answers(reading, own, text)
     if several and given.model is None:
         reading.guess("--model", f"the program has {several} tables of sizes; the first is taken")
     optimize(reading, text, parts[1:])

@@ -22,6 +22,7 @@ from meshwright.imports.own.imported import imported_constants
 from meshwright.imports.own.loaded_config import sizes_of_loaded
 from meshwright.imports.own.made_with import (
     ALIASES,
+    computed_by,
     describes,
     is_plain,
     models_made,
@@ -56,15 +57,20 @@ def said_by(
     made = _made_somewhere([tree, *inner])
     for one in reversed(inner):
         body = [node for node in one.body if not isinstance(node, ast.ClassDef) or node.name in made]  # fmt: skip
-        below |= Known(ast.Module(body=body, type_ignores=[])).fields
+        fields = Known(ast.Module(body=body, type_ignores=[])).fields
+        reckoned = computed_by(one)
+        below |= {key: value for key, value in fields.items() if key not in reckoned}
     known = Known(tree, said, {**imported_constants(tree, inner), **below})
+    computed = computed_by(tree)
     batches = {*option_names.MICRO, *option_names.BATCHES, *option_names.LENGTHS}
     # What functions are called with first says a batch or a length where nothing else does.
     handed = [pair for node in ast.walk(tree) if isinstance(node, ast.Call) for pair in known.keywords(node)]  # fmt: skip
     found = {name: one for name, one in reversed([*handed, *known.parameters.items()]) if name in batches and is_plain(one)}  # fmt: skip
     found |= {name: value for name, value in known.names.items() if is_plain(value)}
     found |= {
-        name: one for name, one in known.fields.items() if is_plain(one) and below.get(name) != one
+        name: one
+        for name, one in known.fields.items()
+        if is_plain(one) and below.get(name) != one and name not in computed
     }
     tables: list[dict[str, Any]] = []
     for node in ast.walk(tree):
@@ -88,15 +94,8 @@ def said_by(
     for name in left:  # handed to the model, and nobody could follow it: no default stands for it
         found.pop(name, None)
     named = {ALIASES.get(name.lower(), name.lower()): one for name, one in found.items()}
-    if "head_dim" in named and not set(named) & set(option_names.HEADS):
-        width = next(
-            (named[one] for one in option_names.HIDDEN if isinstance(named.get(one), int)), 0
-        )
-        if isinstance(named["head_dim"], int) and named["head_dim"] > 0:
-            named["n_heads"] = width // named["head_dim"]
-    for short, long in (("b", "micro_batch_size"), ("t", "seq_len")):  # build-nanogpt's B and T
-        if isinstance(found.get(short.upper()), int) and not set(named) & set(_LONG[long]):
-            named[long] = found[short.upper()]
+    _heads(named)
+    _of_loader(found, named)
     _of_one_device(tree, named)
     _of_tokens(named)
     sizes = {name: one for name, one in named.items() if name in _USUAL}
@@ -124,6 +123,23 @@ def _made_somewhere(trees: list[ast.Module]) -> set[str]:
 
 def _counts(value: Any) -> bool:
     return isinstance(value, (int, float)) and (isinstance(value, bool) or value > 0)
+
+
+def _heads(named: dict[str, Any]) -> None:
+    """Take how many heads a width has where only a head's own is said."""
+    each = named.get("head_dim")
+    if isinstance(each, int) and each > 0 and not set(named) & set(option_names.HEADS):
+        whole = (named[one] for one in option_names.HIDDEN if isinstance(named.get(one), int))
+        named["n_heads"] = next(whole, 0) // each
+
+
+def _of_loader(found: Mapping[str, Any], named: dict[str, Any]) -> None:
+    """Take build-nanogpt's B and T, what its loader gives a device at once, where no loader's own words say it."""
+    batch, length = found.get("B"), found.get("T")
+    if isinstance(batch, int) and not set(named) & set(option_names.MICRO):
+        named["micro_batch_size"] = batch
+    if isinstance(length, int) and not set(named) & _OF_LOADERS:
+        named["seq_len"] = length
 
 
 def _of_one_device(tree: ast.Module, named: dict[str, Any]) -> None:
@@ -161,13 +177,19 @@ def _of_tokens(named: dict[str, Any]) -> None:
         named["device_batch_size"] = max(each // length, 1)
 
 
-_LONG = {"micro_batch_size": option_names.MICRO, "seq_len": option_names.LENGTHS}
+_OF_LOADERS = frozenset(option_names.LENGTHS) - {
+    "block_size",
+    "max_length",
+    "n_ctx",
+    "context_length",
+}
+"""Lengths that a loader has; the others are as well the most that a model takes, or that it generates."""
 _USUAL = frozenset({
     *option_names.LAYERS, *option_names.HIDDEN, *option_names.HEADS, *option_names.KV_HEADS, *option_names.FFN,
     *option_names.LENGTHS, *option_names.MICRO, *option_names.STEPS, *option_names.BATCHES,
-    "vocab_size", "padded_vocab_size", "head_dim", "dropout", "optimizer", "use_muon", "gradient_checkpointing", "activation_checkpointing",
+    "vocab_size", "padded_vocab_size", "head_dim", "multiple_of", "dropout", "optimizer", "use_muon", "gradient_checkpointing", "activation_checkpointing",
     "mixed_precision", "dtype", "bf16", "fp16", "use_bf16", "use_fp16", "amp", "use_amp", "use_mixed_precision", "cpu_offload", *option_names.OF_EXPERTS,
-    "lora_r", "lora_rank", "lora_alpha", *option_names.TIES, "mlp_type", "norm", *option_names.DEGREES, *option_names.ROTARY,
+    "lora_r", "lora_rank", "lora_alpha", *option_names.TIES, "mlp_type", "norm", *option_names.DEGREES, *option_names.ROTARY, *option_names.ANSWERS, *option_names.ANSWER_LENGTHS,
 })  # fmt: skip
 
 
@@ -267,8 +289,8 @@ def optimize(reading: Reading, text: str, others: list[str]) -> None:
         reading.offload.add("optimizer")
         made = {re.sub(r"Offload|CPU|Optimizer", "", one): None for one in made}
     muon = next((one for one in made if "muon" in one.lower()), "")
-    others = [one for one in made if one.lower() not in ("adam", "adamw")]
-    name = "muon" if muon else others[0] if others else ""
+    rarer = [one for one in made if one.lower() not in ("adam", "adamw")]
+    name = "muon" if muon else rarer[0] if rarer else ""
     if name:
         reading.job["optimizer"] = optimizer_or_adamw(reading, name, "optimizer", shown=name).model_dump()  # fmt: skip
         rest = [one for one in made if one not in (muon, name)]
@@ -281,7 +303,7 @@ def optimize(reading: Reading, text: str, others: list[str]) -> None:
 
 
 _IN_16_BITS = re.compile(
-    r"(?:\bmodel|\b[A-Z]\w*\([^()\n]*\))(?:\.to\([^()\n]*\))?\.(?:bfloat16\(\)|to\([^()\n]*torch\.bfloat16[^()\n]*\))|set_default_dtype\(torch\.bfloat16\)"
+    r"(?:\bmodel|(?<!nn\.)\b(?!Embedding|Linear|Embed\b)[A-Z]\w*\([^()\n]*\))(?:\.to\([^()\n]*\))?\.(?:bfloat16\(\)|to\([^()\n]*torch\.bfloat16[^()\n]*\))|set_default_dtype\(torch\.bfloat16\)"
 )
 
 
@@ -351,7 +373,8 @@ def build(reading: Reading, text: str, given: Given, own: Mapping[str, Any]) -> 
     if _VALUES.search(text):
         reading.unmodelled("value embeddings", "tables of the vocabulary feed the attention's values, too; neither they nor their states are priced")  # fmt: skip
     if gated and model.ffn == 4 * model.hidden and _TWO_THIRDS.search(text):
-        fields["ffn"] = -(-8 * model.hidden // 3 // 64) * 64
+        whole = own.get("multiple_of", 64)
+        fields["ffn"] = -(-(8 * model.hidden // 3) // whole) * whole
     if any("in a tokenizer's file" in one.text for one in reading.remarks) and (tokens := _tokens(text)):  # fmt: skip
         fields["vocab"] = tokens
         reading.remarks = [one for one in reading.remarks if "in a tokenizer's file" not in one.text]  # fmt: skip

@@ -312,6 +312,7 @@ def precision(options: Options, reading: Reading) -> None:
             "compute_dtype",
             "mixed_precision_dtype",
             "model_dtype",
+            "policy_dtype",
         )
     ]
     # Switched on, in a width that another option says, or that the file leaves open.
