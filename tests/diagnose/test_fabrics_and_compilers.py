@@ -56,6 +56,19 @@ _OFI = "h1:7:8 [0] f:1 NCCL WARN NET/OFI "
         ("OSError: [Errno 39] Directory not empty: 'out/tmp-checkpoint-1' -> 'out/checkpoint-1'\n", "wrong-configuration", "is there already"),
         ("E rendezvous.cc:38] This thread has been waiting for `initialize clique for rank 1; stream=0` for 10 seconds and may be stuck.\n",
          "missing-collective", "did not come to the same step"),
+        ("F0101 10:00:00.123456  77 tpu_init.inc:9] TpuThing_Do not available in this library.\n*** SIGABRT received by PID 7 (TID 7) on cpu 4; stack trace: ***\n",
+         "wrong-configuration", "libtpu"),
+        ("src/tcmalloc.cc:332] Attempt to free invalid pointer 0x7f\n*** SIGABRT received by PID 7 (TID 7) on cpu 4; stack trace: ***\n",
+         "unknown", "corrupted by a library"),
+        ("2026-01-02 10:00:00.1: F ./core/thing.cc:77] Something that nobody knows happened\n", "unknown", "Something that nobody knows happened"),
+        ("*** SIGTERM received by PID 7 (TID 7) on cpu 4 from PID 3; stack trace: ***\n", "unknown", "told to end from outside"),
+        ("['python', 'train.py'] exits with return code = -7\n", "wrong-configuration", "bus error"),
+        ("['python', 'train.py'] exits with return code = -25\n", "unknown", "a file grew over its limit"),
+        ("host_a: mlx5: host_a: got completion with error:\n00000000 00008813 120101af 0000e3d2\n", "slow-link", "ended a transfer with an error"),
+        ("RuntimeError: (\"ZERO DDP error: the synchronization of gradients doesn't exit properly.\", 'x')\n", "wrong-configuration", "took no part in the loss"),
+        ("RuntimeError: Only Tensors of floating point and complex dtype can require gradients\n", "wrong-configuration", "parameters of one kind"),
+        ("FATAL: coordinator 'n0' resolved to '127.0.1.1' (loopback/empty)\n", "wrong-configuration", "loopback address"),
+        ("[Rank 1] layer 0 fw [31,297 nans detected locally]\n", "unknown", "not finite"),
         ("KeyError: 'shape_of_old'\nThe above exception was the direct cause of the following exception:\nValueError: the option pp must be 1\n",
          "wrong-configuration", "option pp must be 1"),
     ],
@@ -167,6 +180,29 @@ def test_values_with_their_mean_behind_a_stroke(tmp_path):
     figures = _diagnose(tmp_path, line).figures
     assert figures["tokens_per_s_per_gpu"] == pytest.approx(4096.0)
     assert figures["peak_memory_bytes"] == pytest.approx(100.5e9)
+
+
+def test_a_device_s_own_fault_asks_for_no_dumps_and_a_nameless_cause_is_not_listed(tmp_path):
+    found = _diagnose(
+        tmp_path,
+        "NVRM: GPU 0000:b3:00.0 has fallen off the bus and is not responding to commands.\n",
+    )
+    assert not any("flight-recorder" in line for line in found.missing)
+    two = _diagnose(
+        tmp_path,
+        "n:1:2 [1] a.cc:9 NCCL WARN HIP failure 'odd state'\nRuntimeError: NCCL error: unhandled cuda error\n",
+    )
+    assert len(two.causes) == 2
+    assert "also:" not in two.verdict
+
+
+def test_figures_of_nanotron_and_paddle(tmp_path):
+    text = "iteration: 1 / 9 | time_per_iteration_ms: 7.03K | tokens_per_sec_per_gpu: 4.66K | lm_loss: 12.1 |\n"
+    assert _diagnose(tmp_path, text).figures["step_time_s"] == pytest.approx(7.03)
+    text = "ppocr INFO: epoch: [3/9], global_step: 750, loss: 2.0, avg_reader_cost: 0.00010 s, avg_batch_cost: 0.18020 s, avg_samples: 4.0, ips: 22.2 samples/s, eta: 15:13:26\n"
+    figures = _diagnose(tmp_path, text).figures
+    assert figures["step_time_s"] == pytest.approx(0.1802)
+    assert figures["samples_per_s"] == pytest.approx(22.2)
 
 
 def test_the_end_of_a_run_is_said_beside_its_faults(tmp_path):

@@ -9,6 +9,17 @@ from meshwright.diagnose.known_entry import known
 
 DEVICES = (
     known(
+        r"not available in this library|libtpu.{0,60}(?:too old|incompatible|version mismatch|does not match)|PJRT (?:C )?API version|Unexpected PJRT_\w+ size", "wrong-configuration",
+        "The TPU's library (libtpu) and the framework are not of one release",
+        "install the libtpu that this jaxlib or torch_xla names (pip install 'jax[tpu]' or 'torch_xla[tpu]' brings it), no older one in the image (TPU_LIBRARY_PATH, /lib/libtpu.so), the VM's "
+        "software version for it", "start-up: versions", confidence=0.8, explains=r"aborting itself",
+    ),
+    known(
+        r"does not contain host cores|TPU (?:driver|system|node) .{0,60}(?:not (?:initialized|healthy)|in an? (?:bad|unrecoverable) state)|Slice health check failed", "wrong-configuration",
+        "The TPU still holds what an earlier run set up, or a part of its slice is not healthy", "end every process of the earlier run on all hosts (lsof /dev/accel*, /dev/vfio/*), then restart the TPU's "
+        "runtime or the slice", "start-up: devices", confidence=0.7,
+    ),
+    known(
         r"has been waiting for `.{1,200}` for \d+ seconds and may be stuck|not all of them arrived on time|Termination timeout for `.{1,200}` of \d+ seconds exceeded|only \d+ of them arrived on time", "missing-collective",
         "Devices wait in XLA for others that did not come to the same step or collective; the text does not tell which",
         "every process has to run the same program: the same number of jitted calls with collectives, on all processes, over all of their devices (no branch by process_index around one). A process that "

@@ -9,6 +9,13 @@ from meshwright.diagnose.known_entry import known
 
 HOSTS = (
     known(
+        r"Attempt to free invalid pointer|(?:free|realloc|malloc|calloc|munmap_chunk)\(\): (?:invalid|unaligned|corrupted|memory corruption|mismatching|smallbin)|double free or corruption|corrupted size vs|corrupted double-linked list|"
+        r"(?:free|malloc|sysmalloc)\(\): .{0,40}(?:next size|top size|tcache|double free|Assertion)", "unknown",
+        "The memory of a process was corrupted by a library: two allocators or C++ runtimes in one process, or extensions built for other versions",
+        "no LD_PRELOAD of tcmalloc or jemalloc as a test; packages of one release and one channel (no mix of pip and conda builds of PyTorch, XLA, NumPy, protobuf, opencv); import the framework before "
+        "others; python -X faulthandler names the call", "program", confidence=0.7, explains=r"aborting itself",
+    ),
+    known(
         r"(?:srun|sbatch|salloc): error: (?:Unable to (?:create step|allocate resources|confirm allocation)|Batch job submission failed)[^:]{0,60}: (?P<reason>.{3,120})",
         "wrong-configuration", "The scheduler did not give what was asked for ({reason})",
         "compare what the script asks for (nodes, tasks, GPUs, CPUs and memory to a task, account, partition, time) with sinfo and the "

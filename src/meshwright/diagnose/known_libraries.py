@@ -123,7 +123,7 @@ LIBRARIES = (
         "convert it first", "reading a checkpoint", confidence=0.85,
     ),
     known(
-        r"grad(?:ient)?[_ ]norm is not finite|non-?finite grad(?:ient)?s?\b|gradients? (?:is|are|contains?) (?:nan|inf)|nan grad(?:ient)?s? (?:at|in|detected|found)",
+        r"grad(?:ient)?[_ ]norm is not finite|non-?finite grad(?:ient)?s?\b|gradients? (?:is|are|contains?) (?:nan|inf)|nan grad(?:ient)?s? (?:at|in|detected|found)|\d nans? detected|nans? (?:detected|found) in (?:activation|output|layer|forward|grad)",
         "unknown", "Gradients are not finite",
         "look at the batch and the loss of that step; lower the learning rate, bf16 instead of fp16, check masks that leave a row "
         "empty and divisions by a count of zero tokens on a rank", "gradients", confidence=0.65, repeats=True,
@@ -136,7 +136,7 @@ LIBRARIES = (
         confidence=0.85,
     ),
     known(
-        r"(?:Must flatten tensors with|FlatParameter requires) uniform (?P<what>dtype|requires_grad)|Cannot flatten (?P<words>integer) dtype tensors", "wrong-configuration",
+        r"(?:Must flatten tensors with|FlatParameter requires) uniform (?P<what>dtype|requires_grad)|Cannot flatten (?P<words>integer) dtype tensors|Only Tensors of floating point and complex dtype can require gradients", "wrong-configuration",
         "FSDP flattens parameters of one kind only, and a wrapped module mixes them ({what}{words})",
         "one dtype for all parameters before wrapping (weights of 4 bits: bnb_4bit_quant_storage of the compute type); frozen and trained ones apart (a wrap policy of their own, or "
         "use_orig_params=True)", "FSDP wrapping", confidence=0.9,

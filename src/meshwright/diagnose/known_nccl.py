@@ -25,6 +25,11 @@ _W = "NCCL WARN .{0,80}?"
 
 NCCL = (
     known(
+        r"mlx5: \S{1,80}: got completion with error", "slow-link", "A network adapter ended a transfer with an error (the numbers below it are its own report)",
+        "which side ended or failed first, over all logs by time; then memory that may not be registered (nvidia_peermem or dma-buf, ulimit -l unlimited), the link of that host (ibqueryerrors, "
+        "port counters) and its firmware", "network adapter", confidence=0.55, explains=r"connection between ranks broke",
+    ),
+    known(
         r"NCCL WARN Multiple Ranks are using the same GPU", "wrong-configuration", "Several ranks use the same GPU",
         "set the device from LOCAL_RANK before the process group is made (torch.cuda.set_device), and give each process "
         "of a node a GPU of its own (CUDA_VISIBLE_DEVICES, --gpus-per-task)", "start-up: devices", confidence=0.95,

@@ -44,8 +44,8 @@ PROGRAM = (
         "labels", confidence=0.9, explains=r"device-side assert|illegal memory|cuda error",
     ),
     known(
-        r"Expected to have finished reduction in the prior iteration", "wrong-configuration",
-        "Parameters took no part in the loss, and DDP waits for their gradients",
+        r"Expected to have finished reduction in the prior iteration|parameters that were not used in producing the loss|synchronization of gradients doesn't exit properly", "wrong-configuration",
+        "Parameters took no part in the loss, and what reduces gradients waits for theirs",
         "leave out or freeze (requires_grad=False, before DDP wraps) what is not used, or give DDP "
         "find_unused_parameters=True, which costs a walk of the graph each step; TORCH_DISTRIBUTED_DEBUG=DETAIL lists the "
         "parameters. If the use depends on the batch, all ranks have to take the same branch", "unused parameters",

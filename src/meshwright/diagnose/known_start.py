@@ -198,13 +198,13 @@ START = (
         "network adapter", confidence=0.6,
     ),
     known(
-        r"Signal 11 \(SIGSEGV\)|\*\*\* SIGSEGV|exitcode ?: -11|failed \(exitcode: -11\)|Segmentation fault", "unknown",
+        r"Signal 11 \(SIGSEGV\)|\*\*\* SIGSEGV|exitcode ?: -11|return code = -11\b|failed \(exitcode: -11\)|Segmentation fault", "unknown",
         "A process died of a segmentation fault: a library's fault, not one of speed, memory or collectives",
         "look at what that rank loaded last (a mixed CUDA or NCCL version, a data decoder): python -X faulthandler prints "
         "where; time-outs of other ranks are its shadow", "program", confidence=0.7,
     ),
     known(
-        r"Signal 7 \((?:SIGBUS|Bus error)|exitcode ?: -7\b", "wrong-configuration",
+        r"Signal 7 \((?:SIGBUS|Bus error)|exitcode ?: -7\b|return code = -7\b|\*\*\* SIGBUS|exit code:? 135\b", "wrong-configuration",
         "A process died of a bus error: shared memory or a mapped file ran out under it",
         "more /dev/shm (--shm-size), and see that mapped data files are whole and the disk not full", "shared memory",
         confidence=0.7,
@@ -216,7 +216,7 @@ START = (
         "launcher", confidence=0.9,
     ),
     known(
-        r"SignalException: Process \d+ got signal: (?:15|2)\b|DUE to SIGTERM|received SIGTERM from PID", "unknown",
+        r"SignalException: Process \d+ got signal: (?:15|2)\b|\*\*\* SIGTERM received by PID|DUE to SIGTERM|received SIGTERM from PID", "unknown",
         "The launcher was told to end from outside (SIGTERM): preemption, a time limit, or somebody",
         "ask the scheduler why (sacct, events of the pod); save on SIGTERM and resume", "launcher", confidence=0.7, shadow=True,
     ),
@@ -239,8 +239,8 @@ START = (
         "a host does not have fails in the same way", "start-up: network", confidence=0.9,
     ),
     known(
-        r"connect(?:FullMesh)? failed.{0,120}(?:127\.0\.\d|localhost)|Gloo connectFullMesh failed", "wrong-configuration",
-        "Ranks cannot reach each other at the address that gloo chose",
+        r"connect(?:FullMesh)? failed.{0,120}(?:127\.0\.\d|localhost)|resolve[sd] to .{0,4}(?:127\.|loopback)|ranks would never rendezvous|Gloo connectFullMesh failed", "wrong-configuration",
+        "Ranks cannot reach each other: a host takes its own name for the loopback address, or gloo chose that interface",
         "GLOO_SOCKET_IFNAME to the interface that hosts share; see that the host's name does not stand for 127.0.0.1 in "
         "/etc/hosts", "start-up: network", confidence=0.8,
     ),

@@ -53,15 +53,18 @@ _LINES = tuple(
         r"process rank (?P<rank>\d{1,7}) with PID .{0,120}exited on signal (?P<signal>\d{1,2})",
         r"process (?P<rank>\d{1,7}) terminated with (?:signal (?P<word>SIG[A-Z]{1,8})|exit code (?P<code>\d{1,3}))",
         r"died with <Signals\.(?P<word>SIG[A-Z]{1,8})",
+        r"\*\*\* (?P<word>SIG[A-Z]{1,8})\b.{0,60} received by PID",
         r"returned non-zero exit status (?P<code>\d{1,3})",
-        r"\b(?:exitCode|exit code):? ?(?P<code>137|143|139|134)\b",
+        r"\b(?:exitCode|exit code):? ?(?P<code>137|143|139|134|135|129|152|153)\b",
         r"^(?:\S{1,200}: line \d{1,6}:\s+\d{1,9} )?(?P<word>Killed|Aborted|Segmentation fault|Terminated)(?:\s+\(core dumped\))?(?:\s{2,}\S.*)?\s*$",
     )
 )
+_SIGNALS = (1, 2, 4, 6, 7, 8, 9, 11, 15, 24, 25)
+"""Signals by which processes of a training end: SIGHUP, SIGINT, SIGILL, …, SIGXCPU, SIGXFSZ."""
 _WORDS = {
     "killed": 9, "terminated": 15, "aborted": 6, "segmentation fault": 11, "bus error": 7, "out of memory": 9,
 }  # fmt: skip
-_WORTH = re.compile(r"exit|local.rank|killed|abort|terminat|fault|srun|signal|died with|Root Cause", re.IGNORECASE)  # fmt: skip
+_WORTH = re.compile(r"exit|local.rank|killed|abort|terminat|fault|srun|signal|died with|received by PID|Root Cause", re.IGNORECASE)  # fmt: skip
 
 
 def read_exit(exits: Exits, number: int, line: str) -> None:
@@ -100,15 +103,17 @@ def _exit(match: re.Match[str], number: int, line: str) -> Exit:
     else:
         code = -(count(by) or 0) if by else int(named.get("code") or 0)
     # What a shell adds to a signal's number.
-    if code in (128 + 6, 128 + 9, 128 + 11, 128 + 15):
+    if code - 128 in _SIGNALS:
         code = 128 - code
     text = line.strip()[:300]
     return Exit(number, text, code, rank_number(named.get("rank")), rank_number(named.get("local")))
 
 
-def first_of(exits: list[Exit]) -> Exit | None:
-    """The end that the others follow: the one the launcher calls first, else the first that was no order to end."""
+def first_of(exits: list[Exit], started: int = 0) -> Exit | None:
+    """The end that the others follow: the one the launcher calls first, else the first that was no order to end; since it
+    started last, if any."""
     ended = [one for one in exits if one.code != 0]
+    ended = [one for one in ended if one.line > started] or ended
     own = [one for one in ended if one.code != -15] or ended
     called = [one for one in own if one.first]
     if called or not own:

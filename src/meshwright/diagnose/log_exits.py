@@ -31,6 +31,23 @@ _EXITS: dict[int, tuple[str, str]] = {
         "of an illegal instruction (SIGILL)",
         "a build made for a newer processor: install one for this host",
     ),
+    -1: (
+        "with its terminal or session (SIGHUP)",
+        "start it detached from the login: a job of the scheduler, tmux, or setsid",
+    ),
+    -2: (
+        "as it was interrupted (SIGINT): by hand, or by its launcher",
+        "ask who pressed Ctrl-C; in a job, the scheduler's warning signal before its time limit does the same",
+    ),
+    -7: (
+        "of a bus error (SIGBUS): shared memory or a mapped file ran out under it",
+        "more /dev/shm (--shm-size, or an emptyDir of medium Memory), and see that mapped data files are whole and the disk not full",
+    ),
+    -24: (
+        "as its limit of processor time was over (SIGXCPU)",
+        "ulimit -t of the job, or a shell for logins that limits long processes",
+    ),
+    -25: ("as a file grew over its limit (SIGXFSZ)", "ulimit -f, or the quota of the file system"),
     -6: (
         "by aborting itself (SIGABRT): a failed check in C++ code, or NCCL's watchdog",
         "the message of the check stands above in that rank's own output (terminate called, Check failed, Watchdog caught): "
@@ -65,7 +82,7 @@ SIGKILL = -9
 
 def ends(part: Part, reading: LogReading) -> None:
     """What ended the run, where nothing before explains it."""
-    root = first_of(reading.exits.found)
+    root = first_of(reading.exits.found, reading.started)
     if root is not None and root.code == SIGKILL and root.first and _only_followed(part):
         part.findings.append(_killed(reading, root))
         return

@@ -83,7 +83,7 @@ def _errors(part: Part, reading: LogReading) -> None:
     hits = reading.known if latest else [*reading.earlier, *reading.known]
     stopped = [hit for hit in hits if hit.known.repeats or not _went_on(reading, hit.line)]
     known = known_errors.findings(stopped, reading.name)
-    root = first_of(reading.exits.found)
+    root = first_of(reading.exits.found, reading.started)
     if root is not None and root.rank is not None and known and not known[0].cause.ranks:
         cause = msgspec.structs.replace(known[0].cause, ranks=(root.rank,))
         known[0] = msgspec.structs.replace(known[0], cause=cause)

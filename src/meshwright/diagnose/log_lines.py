@@ -78,8 +78,8 @@ _T = 1e12
 ALIASES: tuple[tuple[str, str, float], ...] = (
     # (pattern of the normalised name, field, factor to SI; negative: its reciprocal)
     (r"train_steps_per_second", "steps_per_s", 1.0),
-    (r"elapsed(?:_time(?:_per_(?:iteration|step))?)?_(?:in_)?ms|iter_?time_ms|step_?time_ms|batch_time_ms|train_step_timing_in_ms|iteration_time_ms|elapsed_time_per_iteration_ms", "step_time_s", 1e-3),
-    (r"elapsed_time_per_iteration_s|(?:train_)?step_timing_in_s|iter_time_s|step_?time_s|step_?time_in_seconds|train_step_time_in_s|iter_?time|step_?time|time_per_(?:step|iteration)|seconds_per_(?:step|iteration)|sec_per_step|time_s_step|e2e_latency|average_iter_time|avg_iter_time|time_elapsed_per_step|time_metrics_end_to_end_s|train_step_timing", "step_time_s", 1.0),
+    (r"elapsed(?:_time(?:_per_(?:iteration|step))?)?_(?:in_)?ms|iter_?time_ms|step_?time_ms|batch_time_ms|train_step_timing_in_ms|iteration_time_ms|time_per_(?:step|iteration)_ms|elapsed_time_per_iteration_ms", "step_time_s", 1e-3),
+    (r"elapsed_time_per_iteration_s|(?:train_)?step_timing_in_s|iter_time_s|step_?time_s|step_?time_in_seconds|train_step_time_in_s|iter_?time|step_?time|time_per_(?:step|iteration)|(?:avg_)?batch_cost|seconds_per_(?:step|iteration)|sec_per_step|time_s_step|e2e_latency|average_iter_time|avg_iter_time|time_elapsed_per_step|time_metrics_end_to_end_s|train_step_timing", "step_time_s", 1.0),
     (r"dt|step_avg", "step_time_s", 1.0),
     (r"seconds|timing_s_step", "step_time_s", 1.0),
     (r"train_speed_iter_s", "mean_s", -1.0),  # a rate
@@ -91,7 +91,7 @@ ALIASES: tuple[tuple[str, str, float], ...] = (
     (r"grad(?:ient)?_norm|gnorm|norm", "grad_norm", 1.0),
     (r"tokens_per_sec(?:ond)?_per_gpu|tokens_s_gpu|tgs|tgs_tokens_gpu_second|tps|tps_gpu|device_tokens_per_sec|throughput_device_tokens_per_sec(?:ond)?|tokens_per_second_per_gpu|tokens_per_gpu_per_second|tokens_sec_gpu|tok_s_gpu|tokens_per_gpu_per_sec|throughput_tps|wps|tps_per_gpu|tokens_per_sec_per_device|tokens_per_s_per_gpu|throughput_token_per_sec_per_gpu|tokens_per_second_gpu|tokens_s_device|perf_throughput|tokens_per_gpu(?:_tokens_s_gpu)?", "tokens_per_s_per_gpu", 1.0),
     (r"tokens_per_sec(?:ond)?|tokens_sec(?:ond)?|tok_s|tok_sec|tokens_s|throughput_tokens_per_sec|total_tokens_per_second|train_tokens_per_second|tokens_per_s", "tokens_per_s", 1.0),
-    (r"samples_sec|samples_per_sec(?:ond)?|train_samples_per_second|throughput_samples_per_sec|(?:runningavg)?samplespersec|samples_s|sequences_per_second", "samples_per_s", 1.0),
+    (r"ips|samples_sec|samples_per_sec(?:ond)?|train_samples_per_second|throughput_samples_per_sec|(?:runningavg)?samplespersec|samples_s|sequences_per_second", "samples_per_s", 1.0),
     (r"throughput_per_gpu_tflop_s_gpu|tflops?(?:_per_gpu)?|model_tflops_per_gpu|tflop_s|tflops_s_gpu|throughput_tflop_s_gpu|throughput_per_gpu|tflops_sec|estimated_tflops|actual_mfu_tflops|tflop_s_device|job_throughput", "flops_per_gpu", _T),
     (r"approx_flops_per_gpu", "flops_per_gpu", _T),
     (r"throughput_device_flops_per_sec|device_flops_per_sec", "flops_per_gpu", 1.0),
@@ -104,7 +104,7 @@ ALIASES: tuple[tuple[str, str, float], ...] = (
     (r"number_of_skipped_iterations", "skipped", 1.0),
     (r"skipped", "skipped_so_far", 1.0),
     (r"number_of_nan_iterations", "nan", 1.0),
-    (r"data_time|data_loading_time|time_metrics_data_loading_s|batch_generator|data_s|dataloader_time|data_loading_s", "data_s", 1.0),
+    (r"data_time|(?:avg_)?reader_cost|data_loading_time|time_metrics_data_loading_s|batch_generator|data_s|dataloader_time|data_loading_s", "data_s", 1.0),
     (r"time_s", "interval_s", 1.0),
     (r"updt_s|update_s|update_time|train_step_s", "update_s", 1.0),
     (r"forward_microstep|forward_compute|fwd", "forward_s", 1e-3),

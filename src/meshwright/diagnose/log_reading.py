@@ -38,11 +38,12 @@ _RESUMED = re.compile(
 _ERROR = re.compile(
     r"\b((?:[A-Z]\w{0,80}(?:Error|Exception)|Exception): .{3,300})"
     r"|((?:Fatal Python error|Non-OK-status|Check failed|Fatal error)\b.{3,300})"
+    r"|(?:^|: )F(?:\d{4} [\d:.]{8,18} +\d{1,9})? [\w./-]{3,200}\.\w{1,4}:\d{1,6}\] (.{3,300})"
 )
 _COMPLAINT = re.compile(
     r"\b(?:ERROR|FATAL|CRITICAL)\b[\]:]| - (?:ERROR|CRITICAL) - |\bERROR {1,4}[A-Z]|terminate called|what\(\): |\b[Ee]rror: \S"
 )
-_FAILURE = re.compile(r"rror|xception|Non-OK|Check failed")
+_FAILURE = re.compile(r"rror|xception|Non-OK|Check failed|\d\] ")
 _STOPPED = (
     (re.compile(r"DUE TO TIME LIMIT|\bDeadlineExceeded\b"), "the job's time limit"),
     (re.compile(r"DUE TO PREEMPTION|\bPreempted by\b|\bPreempting\b"), "the scheduler, for another job (preemption)"),
@@ -254,7 +255,14 @@ def _events(found: LogReading, number: int, line: str, report: str) -> None:
     failed = _FAILURE.search(line) is not None and len(found.errors) < 200
     if failed and (match := _ERROR.search(line)):
         frame = found.traceback[1] if found.traceback else ""
-        found.errors.append(Failure(number, (match[1] or match[2])[:300], rank_of(line), frame))
+        found.errors.append(
+            Failure(
+                number,
+                (match[1] or match[2] or f"Fatal error: {match[3]}")[:300],
+                rank_of(line),
+                frame,
+            )
+        )
     elif "direct cause of the following exception" in line and found.errors:
         found.errors[-1].wrapped = True
     elif found.complaint is None and _COMPLAINT.search(line):

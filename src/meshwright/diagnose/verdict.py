@@ -99,17 +99,17 @@ def _sentence(
     if faults:
         first = faults[0]
         text = first.sentence
-        if len(faults) > 1:
-            others = ", ".join(dict.fromkeys(f.cause.kind for f in faults[1:4]))
-            text += f" (also: {others})"
+        others = dict.fromkeys(f.cause.kind for f in faults[1:4])
+        if said := [kind for kind in others if kind not in ("unknown", first.cause.kind)]:
+            text += f" (also: {', '.join(said)})"
         return "; ".join([text, *ended[:1]])
-    said = [*ended, *(line for part in parts for line in part.healthy)]
+    fine = [*ended, *(line for part in parts for line in part.healthy)]
     if healthy:
         costs = [f.sentence for f in findings if f.layout_cost]
         untold = [part.untold for part in parts]
         text = untold[0] if all(untold) else "Nothing is wrong"
-        if said:
-            text += ": " + "; ".join(said[:3])
+        if fine:
+            text += ": " + "; ".join(fine[:3])
         if costs:
             text += f". What the layout costs: {costs[0]}"
         return text

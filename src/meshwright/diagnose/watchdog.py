@@ -28,7 +28,8 @@ def judge(reading: Reading) -> Part:
         longest = max((w.ran_ms or 0 for w in reading.waits), default=0)
         if longest:
             part.figures["waited_s"] = longest / 1e3
-    if part.findings:
+    # A device's own fault is found on its host; which collective the others waited in says nothing more of it.
+    if part.findings and not all(one.cause.kind == "gpu-error" for one in part.findings):
         part.missing += [
             "the flight-recorder dumps of all ranks (TORCH_NCCL_TRACE_BUFFER_SIZE=2000 "
             "TORCH_NCCL_DUMP_ON_TIMEOUT=1): which rank misses which collective of which group",
