@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from meshwright.imports.code.syntax import defaults_of
+from meshwright.imports.code.syntax import defaults_of, dotted
 
 Guards = tuple[tuple[ast.expr, bool], ...]
 """Tests that a statement stands under, each with the branch that it stands in."""
@@ -97,8 +96,13 @@ def _plain(pattern: ast.pattern) -> tuple[Any, ...] | None:
     return None
 
 
-_CAN = re.compile(r"^hasattr\(model, ")
-"""A model of transformers has what a program asks for before it calls it."""
+def _can(test: ast.expr) -> bool:
+    """Whether a test asks first what a model of transformers can: it has what a program asks for before it calls it."""
+    while isinstance(test, ast.BoolOp):
+        test = test.values[0]
+    if not isinstance(test, ast.Call) or dotted(test.func) != "hasattr" or len(test.args) < 2:
+        return False
+    return dotted(test.args[0]) == "model"
 
 
 def calls_reached(tree: ast.AST, value: Callable[[ast.expr], Any], certain: bool = False) -> list[ast.Call]:  # fmt: skip
@@ -113,7 +117,7 @@ def calls_reached(tree: ast.AST, value: Callable[[ast.expr], Any], certain: bool
     while waiting:
         node = waiting.pop()
         if isinstance(node, (ast.If, ast.IfExp)):
-            test = True if _CAN.search(ast.unparse(node.test)[:200]) else value(node.test)
+            test = True if _can(node.test) else value(node.test)
             if test is not None:
                 branch = node.body if test else node.orelse
                 waiting += branch if isinstance(branch, list) else [branch]

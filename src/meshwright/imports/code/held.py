@@ -33,9 +33,14 @@ def of_place(node: ast.Call, called: str, args: list[Any], value: Callable[[ast.
     return last if isinstance(last, str) and last.endswith(_SUFFIXES) else None
 
 
+def _is_start(test: ast.expr) -> bool:
+    """Whether a test asks whether the file is started itself (`__name__ == "__main__"`)."""
+    return isinstance(test, ast.Compare) and isinstance(test.left, ast.Name) and test.left.id == "__name__"  # fmt: skip
+
+
 def decided(guards: Guards, value: Callable[[ast.expr], Any]) -> bool | None:
     """Whether the tests that a line stands under are known to hold; None where it stands under none but its own start."""
-    tests = [(test, branch) for test, branch in guards if "__name__" not in ast.unparse(test)[:40]]
+    tests = [(test, branch) for test, branch in guards if not _is_start(test)]
     told = [(value(test), branch) for test, branch in tests]
     return all(said is not None and bool(said) == branch for said, branch in told) if told else None
 

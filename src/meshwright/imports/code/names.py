@@ -290,11 +290,14 @@ class Known:
 
     def value(self, node: ast.expr) -> Any:
         """A constant, or None where the program does not say one."""
+        if isinstance(node, ast.Constant):
+            return node.value
+        if handler := _VALUES.get(type(node)):
+            return handler(self, node)
         try:
             return ast.literal_eval(node)
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-            handler = _VALUES.get(type(node))
-            return handler(self, node) if handler else composed(node, self.value)
+            return composed(node, self.value)
 
     def _hear(self, name: str) -> None:
         if name in self._said:

@@ -11,7 +11,7 @@ from typing import Any
 
 from meshwright.imports.beside import program_beside
 from meshwright.imports.code.names import Known
-from meshwright.imports.code.syntax import defaults_of, parse_python
+from meshwright.imports.code.syntax import defaults_of, dotted, parse_python
 from meshwright.imports.formats.hf_launcher import one_process
 from meshwright.imports.formats.lightning import of_fabric
 from meshwright.imports.launch import Launch
@@ -238,13 +238,18 @@ def _defaults(text: str) -> dict[str, Any]:
     tree = parse_python(text)
     if tree is None:
         return {}
-    known = Known(tree)
     made = _taken(tree)
+    started = [
+        one for one in ast.walk(tree)
+        if (isinstance(one, ast.ClassDef) and one.name in made)
+        or (isinstance(one, ast.FunctionDef) and (one.name in made or _decorated(one)))
+    ]  # fmt: skip
+    known = Known(tree) if started else Known(ast.Module(body=[], type_ignores=[]))
     found: dict[str, Any] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ClassDef) and node.name in made:
+    for node in started:
+        if isinstance(node, ast.ClassDef):
             found |= Known(ast.Module(body=[node], type_ignores=[])).declared
-        if isinstance(node, ast.FunctionDef) and (node.name in made or _decorated(node)):
+        else:
             for arg, default in defaults_of(node):
                 value = known.value(default)
                 if value not in (None, "", False):
@@ -259,9 +264,9 @@ _DECORATORS = ("call_parse", "command", "argbind.bind", "chz.entrypoint")
 def _taken(tree: ast.Module) -> set[str]:
     """Names of what is handed to a library that makes a command line of it."""
     return {
-        ast.unparse(node.args[0]).rpartition(".")[2]
+        dotted(node.args[0]).rpartition(".")[2]
         for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and node.args and ast.unparse(node.func).endswith(_CALLERS)
+        if isinstance(node, ast.Call) and node.args and dotted(node.func).endswith(_CALLERS)
     }
 
 

@@ -186,12 +186,19 @@ def mixes_experts(trees: Iterable[ast.Module], said: Mapping[str, Any]) -> bool:
         return False
     trees = list(trees)
     classes = {node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}  # fmt: skip
-    for tree in trees:
-        for call in calls_reached(tree, Known(tree, dict(said)).holds, certain=True):
-            name = dotted(call.func).rpartition(".")[2]
-            if name in classes and re.search(_PARTS, name):
-                return True
+    mixing = {one for one in classes if re.search(_PARTS, one)}
+    for tree in trees if mixing else []:
+        if not any(_called(one) in mixing for one in ast.walk(tree)):
+            continue
+        calls = calls_reached(tree, Known(tree, dict(said)).holds, certain=True)
+        if any(_called(one) in mixing for one in calls):
+            return True
     return False
+
+
+def _called(node: ast.AST) -> str:
+    """The last part of what a call calls; empty for anything else."""
+    return dotted(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""
 
 
 _NAMES = ("from_name", "from_preset", "from_pretrained_config")
