@@ -257,3 +257,44 @@ def test_what_a_program_writes_into_its_trainer_counts_over_its_options(tmp_path
     found = import_file(script, GUESS)
     assert found.job.seq_len == 256
     assert _said(found, "packing")
+
+
+def test_prime_rl_s_second_releases_name_the_model_in_a_table() -> None:
+    found = import_text(_FIRST.replace('model_name = "Qwen/Qwen2.5-7B"', "") + '[model]\nname = "Qwen/Qwen2.5-7B"\n', "train.toml", GUESS)  # fmt: skip
+    assert (found.model.name, found.layout.micro_batch, found.layout.zero) == ("qwen2.5-7b", 2, 3)
+
+
+_WORDS = (
+    "actor_rollout_ref.model.path=Qwen/Qwen2.5-7B trainer.n_gpus_per_node=8 data.train_batch_size=32 "
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1 "
+)
+
+
+def test_rllm_s_table_counts_over_verl_s() -> None:
+    own = "rllm.rollout.n=4 rllm.algorithm.adv_estimator=grpo rllm.async_training.enable=true rllm.async_training.mini_batch_size=64"
+    reading = _read(f"python -m examples.train_mine rllm/backend=verl {_WORDS} {own}")
+    assert reading.global_batch == 256
+    assert not _said(reading, "algorithm.adv_estimator")  # no critic
+    own = own.replace("enable=true", "enable=false")
+    words = f"{_WORDS} actor_rollout_ref.actor.ppo_mini_batch_size=16 {own}"
+    assert _read(f"python -m examples.train_mine rllm/backend=verl {words}").global_batch == 64
+
+
+def test_a_trainer_that_repeats_its_prompts_fills_its_mini_batch() -> None:
+    command = f"python3 -m verl.trainer.main_ppo {_WORDS} actor_rollout_ref.actor.ppo_mini_batch_size=512 agent_grpo.n=16"
+    assert _read(command).global_batch == 512
+
+
+@pytest.mark.parametrize(("length", "priced"), [(1001, 1008), (1000, 1000)])
+def test_a_bound_that_ranks_cannot_share_evenly_is_padded(length: int, priced: int) -> None:
+    words = f"{_WORDS} actor_rollout_ref.actor.ulysses_sequence_parallel_size=4 data.max_prompt_length={length - 500} data.max_response_length=500"
+    found = import_text(f"python3 -m verl.trainer.main_ppo {words}", "run.sh", GUESS)
+    assert (found.layout.cp, found.job.seq_len) == (4, priced)
+
+
+def test_a_comment_after_a_backslash_does_not_drop_the_rest() -> None:
+    """bash ends the command there, and no trainer would start: the author meant one command."""
+    script = "python3 -m verl.trainer.main_ppo \\\n  data.train_files= \\ # put yours\n  actor_rollout_ref.model.path=Qwen/Qwen2.5-7B \\\n  trainer.n_gpus_per_node=2\n"
+    reading = _read(script)
+    assert (reading.model_name, reading.per_host) == ("Qwen/Qwen2.5-7B", 2)
+    assert any("lacks a backslash" in one.text for one in reading.remarks)

@@ -68,6 +68,7 @@ def complete(reading: Reading, given: Given, stamp: Stamp) -> Imported:
         micro = 1
         reading.guess("--micro-batch", "the file holds no micro-batch; 1 is taken")
     seq_len = _seq(reading, given, stamp, model)
+    seq_len = _padded(reading, fields, seq_len)
     batch = _batch(reading, given, stamp, dp, micro, seq_len)
     fields |= {"dp": dp, "micro_batch": micro, "shard": _shard(reading, fields, dp * split[2])}
     if batch % (dp * micro) and batch % dp == 0 and _guessed(reading, "--micro-batch"):
@@ -363,6 +364,16 @@ def _seq(reading: Reading, given: Given, stamp: Stamp, model: Model) -> int:
     length = min(4096, model.max_positions or 4096) if model.positions == "learned" else 4096
     reading.guess("--seq", f"the file holds no sequence length; {length} is taken")
     return length
+
+
+def _padded(reading: Reading, fields: dict[str, Any], seq_len: int) -> int:
+    """A length that is a bound, rounded up to what ranks that share a sequence divide evenly: their tool pads it."""
+    parts = 2 * int(fields.get("cp", 1))
+    if parts == 2 or seq_len % parts == 0 or not _guessed(reading, "--seq"):
+        return seq_len
+    whole = -(-seq_len // parts) * parts
+    reading.guess("--seq", f"{parts // 2} ranks share a sequence, which is padded: {whole} tokens are priced")  # fmt: skip
+    return whole
 
 
 def _batch(reading: Reading, given: Given, stamp: Stamp, dp: int, micro: int, seq_len: int) -> int:

@@ -91,7 +91,7 @@ def read_verl_data(
         data = with_defaults(path)
     if "evaluator" in data and "trainer" not in data and not program:
         raise SpecError("file", path.name if path else program, "describes no training run of its own: no trainer is configured")  # fmt: skip
-    options = Options(flattened(resolved(data, dict(given.variables))))
+    options = Options(_of_rllm(flattened(resolved(data, dict(given.variables)))))
     if not program and "defaults" not in data and not _whole(options):
         raise SpecError("file", path.name if path else "configuration", "describes no training run of its own: it says neither model, data nor trainer, and is laid over another file; import the command that starts it")  # fmt: skip
     reading = Reading("verl command", options={"micro_batch": "ppo_micro_batch_size_per_gpu"})
@@ -147,6 +147,23 @@ def read_verl_data(
 
 
 _ACTOR = "actor_rollout_ref.actor."
+_RLLM = {
+    "rllm.rollout.n": "actor_rollout_ref.rollout.n", "rllm.algorithm.adv_estimator": "algorithm.adv_estimator",
+    "rllm.async_training.mini_batch_size": f"{_ACTOR}ppo_mini_batch_size",
+}  # fmt: skip
+"""What rLLM's own table says of a run on verl, by verl's names."""
+
+
+def _of_rllm(values: dict[str, Any]) -> dict[str, Any]:
+    """verl's options with what rLLM's table says over them."""
+    if not any(name.startswith("rllm.") for name in values):
+        return values
+    on = str(values.get("rllm.async_training.enable", "false")).lower() == "true"
+    told = {ours: values[name] for name, ours in _RLLM.items() if name in values and (on or "async" not in name)}  # fmt: skip
+    if on and "rllm.async_training.mini_batch_size" in values:
+        values = {name: one for name, one in values.items() if name != "data.train_batch_size"}
+    rest = {name: one for name, one in values.items() if not name.startswith(("rllm.", "rllm/"))}
+    return {"algorithm.adv_estimator": "grpo", **rest, **told}
 
 
 def _whole(options: Options) -> bool:
@@ -281,7 +298,9 @@ def _verl_adapters(options: Options, reading: Reading, where: str) -> None:
 def _verl_batch(options: Options, reading: Reading, engine: str, program: str) -> None:
     samples = options.whole("actor_rollout_ref.rollout.n", default=1) or 1
     mini = options.whole(f"{_ACTOR}ppo_mini_batch_size", default=256)
-    prompts = options.whole("data.train_batch_size")
+    # Forks whose trainer repeats the prompts itself, for an agent's runs.
+    repeated = options.whole("agent_grpo.n", "actor_rollout_ref.rollout.n_agent", default=1) or 1
+    prompts = options.whole("data.train_batch_size") * repeated
     turns = options.has(
         "env.rollout.n"
     )  # each of an agent's turns is a sample: how many there are is not said

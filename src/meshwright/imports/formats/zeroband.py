@@ -13,11 +13,12 @@ from meshwright.specs.job import RECIPES
 
 
 def is_config(data: dict[str, Any]) -> bool:
-    """Whether a table is one of theirs: a model, micro-batches under `train`, an optimizer inside `optim`."""
-    train, optim = data.get("train"), data.get("optim")
-    batched = isinstance(train, dict) and "micro_bs" in train
-    tables = isinstance(optim, dict) and isinstance(data.get("data"), dict)
-    return batched and tables and isinstance(data.get("model_name"), str)
+    """Whether a table is one of theirs: a model, and micro-batches under `train` or steps of a rollout under `optim`."""
+    train, optim, model = data.get("train"), data.get("optim"), data.get("model")
+    if not (isinstance(train, dict) and isinstance(optim, dict)):
+        return False
+    named = isinstance(data.get("model_name"), str) or (isinstance(model, dict) and "name" in model)
+    return named and ("micro_bs" in train or "step_per_rollout" in optim)
 
 
 def read(data: dict[str, Any], given: Given) -> Reading:
@@ -28,7 +29,7 @@ def read(data: dict[str, Any], given: Given) -> Reading:
     """
     options = Options(flattened(data))
     reading = Reading("prime-rl TOML of its first releases", options={"micro_batch": "train.micro_bs"})  # fmt: skip
-    reading.model, reading.model_name = given.model, options.loose("model_name")
+    reading.model, reading.model_name = given.model, options.loose("model_name", "model.name")
     reading.micro_batch = options.whole("train.micro_bs", default=1) or 1
     reading.global_batch = options.whole("optim.batch_size", default=512)
     reading.seq_len = options.whole("data.seq_length", default=1024)

@@ -58,6 +58,10 @@ _PLACE = re.compile(r"(?<=[\s=])<([A-Za-z][\w./-]*)>(?=\s|$)")
 """A place that a script leaves to its reader (`--model <YOUR_MODEL>`), which a shell would take for redirections."""
 
 
+_OVERRIDE = re.compile(r"\+{0,2}[a-z_]\w*(?:\.\w+)+=")
+"""A word that sets an option of Hydra's, which starts nothing."""
+
+
 def read_script(
     text: str,
     name: str = "script.sh",
@@ -208,8 +212,9 @@ def _start(script: Script, words: list[str], environment: dict[str, str]) -> boo
             script.set(name, value)
         return True
     name = words[0]
-    if name.startswith("--") and script.commands and script.printed is None:
-        # The line before it lacks its backslash; bash would fail here, the author meant one command.
+    goes_on = name.startswith("--") or _OVERRIDE.match(name) is not None
+    if goes_on and script.commands and script.printed is None:
+        # The line before it lacks its backslash, or has something after it; bash would fail here, the author meant one command.
         script.commands[-1].words += words
         script.doubts.append(f"the line before {shown(name)[:40]} lacks a backslash at its end")
         return None
