@@ -139,3 +139,107 @@ def test_a_hybrid_s_pattern_cuts_stages_of_its_own():
     found = import_text(text, "run.sh", ONE_HOST)
     assert (found.layout.pp, found.layout.stage_layers) == (2, (6, 8))
     price(found)
+
+
+LOOPED = """for size in 8 16 24; do
+  if [ $size -eq 8 ]; then {word}; fi
+  torchrun --nproc_per_node 8 pretrain_gpt.py {sizes} --bf16 --micro-batch-size 1
+done
+torchrun --nproc_per_node 8 pretrain_gpt.py {after} --bf16 --micro-batch-size 1
+"""
+
+
+@pytest.mark.parametrize(("word", "layers"), [("continue", 16), ("break", 48)])
+def test_what_follows_in_a_loop_that_is_left_is_not_run(word, layers):
+    sizes = SIZES.replace("--num-layers 8", "--num-layers $size")
+    text = LOOPED.format(word=word, sizes=sizes, after=SIZES.replace("--num-layers 8", "--num-layers 48"))  # fmt: skip
+    assert import_text(text, "run.sh", ONE_HOST).model.layers == layers
+
+
+def test_a_loop_around_the_one_that_says_it_goes_on_at_its_next_round():
+    text = f"""for first in 1 2; do
+  for second in a b; do
+    if [ $first -eq 1 ]; then continue 2; fi
+    torchrun --nproc_per_node 8 pretrain_gpt.py {SIZES} --bf16 --micro-batch-size $first
+  done
+done
+"""
+    assert import_text(text, "run.sh", ONE_HOST).layout.micro_batch == 2
+
+
+def test_a_command_behind_what_only_the_machine_knows_is_found_before_its_variables():
+    text = f"""ARGS="{SIZES} --bf16 --tensor-model-parallel-size 2"
+if [[ "$HOST_IP" =~ "10.0.0.1" ]]; then
+  torchrun --nproc_per_node 4 --nnodes 2 pretrain_gpt.py $ARGS --micro-batch-size 1
+fi
+"""
+    found = import_text(text, "run.sh", Given(guess=True))
+    assert (found.cluster.gpus, found.layout.tp) == (8, 2)
+    assert not any("no command is here" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(("more", "said"), [("", True), ("--decoder-first-pipeline-num-layers 3", False)])  # fmt: skip
+def test_layers_that_do_not_divide_over_stages_are_named(more, said):
+    words = SIZES.replace("--num-layers 8", "--num-layers 7")
+    text = f"torchrun --nproc_per_node 8 pretrain_gpt.py {words} --bf16 --micro-batch-size 1 --pipeline-model-parallel-size 2 {more}\n"
+    found = import_text(text, "run.sh", ONE_HOST)
+    assert any("7 layers do not divide over 2 stages" in note for note in found.notes) == said
+
+
+def test_a_fork_of_slime_s_builds_the_same_layers():
+    from meshwright.specs import load_model
+
+    known = load_model("qwen3-next-80b-a3b")
+    text = f"""python3 train.py --actor-num-nodes 1 --actor-num-gpus-per-node 8 --hf-checkpoint /m/x --rollout-batch-size 8 --n-samples-per-prompt 8 --rollout-max-response-len 1024 \\
+      --spec "miles_plugins.models.qwen3_next" "get_qwen3_next_spec" --num-layers {known.layers} --hidden-size {known.hidden} --num-attention-heads {known.heads} \\
+      --num-experts {known.experts.experts} --moe-router-topk 10 --moe-ffn-hidden-size 512 --ffn-hidden-size 5120 --max-position-embeddings 4096
+"""
+    assert import_text(text, "run.sh", Given(guess=True)).model.mixer == known.mixer
+
+
+def test_a_llama_of_a_fork_s_own_needs_no_options(tmp_path):
+    program = "from ascendspeed.model import LlamaModel, LlamaModelPipe\n"
+    text = f"torchrun --nproc_per_node 8 pretrain_llama.py {SIZES} --ffn-hidden-size 2816 --fp16 --micro-batch-size 1\n"
+    root = lay(tmp_path, {"pretrain_llama.py": program, "run.sh": text})
+    model = import_file(root / "run.sh", ONE_HOST).model
+    assert (model.gated, model.positions, model.tied_embeddings) == (True, "rope", False)
+
+
+def test_factories_of_a_file_are_called():
+    text = """
+from nemo import lightning as nl
+from nemo.collections.llm.gpt.model.mistral import MistralConfig7B, MistralModel
+from nemo.collections.llm.utils import Partial, factory
+
+def model():
+    return MistralModel(MistralConfig7B())
+
+def trainer(devices=8):
+    return nl.Trainer(devices=devices, strategy=nl.MegatronStrategy(tensor_model_parallel_size=2))
+
+def pretrain_recipe():
+    return Partial(pretrain, model=model, trainer=trainer, data=squad)
+"""
+    found = import_text(text, "recipe.py", Given(guess=True))
+    assert (found.model.name, found.layout.tp, found.cluster.gpus) == ("mistral-7b", 2, 8)
+
+
+def test_a_program_that_takes_its_recipe_from_the_command_line_says_so():
+    text = """
+import argparse
+import megatron.bridge.recipes as recipes
+from megatron.bridge.training.pretrain import pretrain
+
+def load_recipe(name):
+    builder = getattr(recipes, name)
+    return builder()
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--recipe", required=True)
+    args = parser.parse_args()
+    config = load_recipe(args.recipe)
+    pretrain(config=config, forward_step_func=forward_step)
+"""
+    with pytest.raises(SpecError, match="from its command line"):
+        import_text(text, "pretrain_decoder.py", ONE_HOST)

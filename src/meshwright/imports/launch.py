@@ -134,9 +134,9 @@ def followed(
         return script, find_launch(script, chosen)
 
     script, launch = read(assume=False)
-    if launch is None and given.guess and script.doubts:
+    if script.doubts and (given.guess if launch is None else not launch.program):
         again, found = read(assume=True)
-        if found is not None and not found.other:
+        if found is not None and found.program and not found.other:
             return again, found
     if launch is None and _ABSENT.search(
         text

@@ -158,7 +158,7 @@ def _of_yaml(script: Script, flags: dict[str, Any]) -> dict[str, Any]:
     return {name: one for name, one in {**flags, **found}.items() if name != "yaml-cfg"}
 
 
-_OWN_LLAMA = re.compile(r"from megatron\.model import [^\n]*\bLlamaModel")
+_OWN_LLAMA = re.compile(r"from (?:megatron|ascendspeed)\.model import [^\n]*\bLlama2?Model\b")
 _LLAMA = {
     "swiglu": True, "normalization": "RMSNorm", "use-rotary-position-embeddings": True, "disable-bias-linear": True,
     "untie-embeddings-and-output-weights": True, "attention-dropout": 0.0, "hidden-dropout": 0.0,

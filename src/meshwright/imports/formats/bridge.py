@@ -148,6 +148,13 @@ def read_recipe(module: Module, name: str, given: Given) -> Reading:
     if begun is not None:
         main, by = begun
         flags, hub = _fields(main)
+        made_by = recipe_of(main)
+        if (
+            made_by
+            and made_by not in module.imports
+            and not (known or hub or "num-layers" in flags)
+        ):
+            raise _told_outside(made_by)
         if not known or hub or "num-layers" in flags:
             reading = _read_made(main, recipe_of(main), module, given)
             if by == "distill":
@@ -177,11 +184,15 @@ def read_recipe(module: Module, name: str, given: Given) -> Reading:
         and not known[chosen].args.defaults
         and re.fullmatch(r"(?:parsed_|cli_)?args|namespace", first[0].arg)
     ):
-        raise SpecError("config", chosen, "takes model and batch from its command line: give the script or the file that it is started with")  # fmt: skip
+        raise _told_outside(chosen)
     made = call_function(home.get(chosen, module), known[chosen], [], {})
     if not isinstance(made, Made):
         raise SpecError("--config", chosen, "what this function returns cannot be followed")
     return _read_made(made, chosen, module, given)
+
+
+def _told_outside(what: str) -> SpecError:
+    return SpecError("config", what, "takes model and batch from its command line: give the script or the file that it is started with")  # fmt: skip
 
 
 def _read_made(made: Made, chosen: str, module: Module, given: Given) -> Reading:

@@ -12,6 +12,7 @@ from meshwright.imports.formats.megatron_bubbles import padded_stages, without_b
 from meshwright.imports.formats.megatron_job import (
     add_budget,
     attention_kernel,
+    batch,
     deduplicates,
     optimizer_of,
     precision_recipe,
@@ -25,7 +26,7 @@ from meshwright.imports.formats.megatron_switches import (
     name_others,
     padding,
 )
-from meshwright.imports.options import Options, counted
+from meshwright.imports.options import Options
 from meshwright.imports.reading import PROJECTOR, Given, Reading
 from meshwright.imports.tasks import name_task
 from meshwright.planner.dispatchers import DEDUPLICATED, OPTION
@@ -74,21 +75,14 @@ def read(
             options.read |= {name for name in options.values if name.startswith(OF_MIXERS)}
     fields = reading.layout
     fields |= _degrees(options, reading, reading.model)
-    fields |= _stages(options, reading.model, fields["pp"])
+    fields |= _stages(options, reading, reading.model, fields["pp"], dialect)
     if title.endswith("script") and not recipe:
         fields |= without_bubbles(options, reading, fields)
     fields |= _sharding(options, reading, dialect, config)
     fields |= recomputation(options, reading, fields["virtual_stages"])
     fields["offload"] = offloaded(options, reading)
     reading.offload |= {*fields["offload"]} - {"optimizer"}
-    reading.micro_batch = options.whole("micro-batch-size", "batch-size")
-    reading.global_batch = options.whole("global-batch-size")
-    if not reading.global_batch and "step-batch-size-schedule" in options:
-        sizes = re.findall(r":(\d{1,7})", options.loose("step-batch-size-schedule"))
-        reading.global_batch = int(sizes[-1]) if sizes else 0
-    steps = options.whole("gradient-accumulation-steps", default=1, least=1)
-    reading.accumulation = steps if not reading.global_batch else 0
-    _batch_of_deepspeed(config or {}, reading)
+    batch(options, reading, config or {})
     reading.seq_len = options.whole(
         "seq-length", "max-seq-length", "max-length", "encoder-seq-length"
     )
@@ -119,17 +113,6 @@ def read(
     tables = ["megatron", "common"] + (["deepspeed_flags"] if dialect != "megatron" else ["forks"])
     options.finish(reading, *more, *tables, strict=given.strict)
     return reading
-
-
-def _batch_of_deepspeed(config: dict[str, Any], reading: Reading) -> None:
-    """What DeepSpeed's configuration says of the batch, where the command's own options leave it."""
-    names = ("train_micro_batch_size_per_gpu", "train_batch_size", "gradient_accumulation_steps")
-    micro, whole, steps = (counted(config.get(name)) for name in names)
-    reading.micro_batch = reading.micro_batch or micro
-    if not reading.global_batch and whole:
-        reading.global_batch, reading.accumulation = whole, 0
-    elif not reading.global_batch and steps:
-        reading.accumulation = steps
 
 
 def _degrees(options: Options, reading: Reading, model: Model) -> dict[str, Any]:
@@ -169,8 +152,13 @@ def _degrees(options: Options, reading: Reading, model: Model) -> dict[str, Any]
     }
 
 
-def _stages(options: Options, model: Model, pp: int) -> dict[str, Any]:
+def _stages(
+    options: Options, reading: Reading, model: Model, pp: int, dialect: str
+) -> dict[str, Any]:
     virtual, split = split_stages(options, model, pp)
+    stages = pp * max(virtual, 1)
+    if dialect == "megatron" and pp > 1 and split is None and model.layers % stages:
+        reading.guess("--pipeline-model-parallel-size", f"{model.layers} layers do not divide over {stages} stages, at which Megatron-LM stops; stages as even as they go are taken")  # fmt: skip
     return {
         "virtual_stages": virtual if pp > 1 else 1,
         "stage_layers": split if pp > 1 else None,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from meshwright.imports.formats.megatron_offload import optimizer_share, searched
-from meshwright.imports.options import Options
+from meshwright.imports.options import Options, counted
 from meshwright.imports.reading import Reading
 from meshwright.imports.recipes import optimizer_or_adamw
 from meshwright.specs.errors import SpecError
@@ -114,6 +115,24 @@ def attention_kernel(options: Options, dialect: str) -> str:
     if flash or backend in ("flash", "fused", "auto"):
         return "flash"
     return "unfused" if dialect != "megatron" or local else "flash"
+
+
+def batch(options: Options, reading: Reading, config: dict[str, Any]) -> None:
+    """Micro-batch and batch, and what DeepSpeed's configuration says of them where the command's own options leave it."""
+    reading.micro_batch = options.whole("micro-batch-size", "batch-size")
+    reading.global_batch = options.whole("global-batch-size")
+    if not reading.global_batch and "step-batch-size-schedule" in options:
+        sizes = re.findall(r":(\d{1,7})", options.loose("step-batch-size-schedule"))
+        reading.global_batch = int(sizes[-1]) if sizes else 0
+    steps = options.whole("gradient-accumulation-steps", default=1, least=1)
+    reading.accumulation = steps if not reading.global_batch else 0
+    names = ("train_micro_batch_size_per_gpu", "train_batch_size", "gradient_accumulation_steps")
+    micro, whole, steps = (counted(config.get(name)) for name in names)
+    reading.micro_batch = reading.micro_batch or micro
+    if not reading.global_batch and whole:
+        reading.global_batch, reading.accumulation = whole, 0
+    elif not reading.global_batch and steps:
+        reading.accumulation = steps
 
 
 def add_budget(options: Options, reading: Reading) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from meshwright.exports.megatron_model import read_pattern
@@ -12,9 +13,8 @@ from meshwright.specs.model import Model
 from meshwright.specs.models import load_model, model_names
 
 _DELTA = ("gated_delta_net", "gdn")
-_SPECS = {"slime_plugins.models.qwen3_next": "qwen3-next-", "slime_plugins.models.qwen3_5": "qwen3.",
-          "slime_plugins.models.glm5": "glm-5"}  # fmt: skip
-"""Specs of slime and miles by how the presets of their models begin."""
+_SPECS = {"qwen3_next": "qwen3-next-", "qwen3_5": "qwen3.", "glm5": "glm-5"}
+"""Specs of slime (`slime_plugins.models.…`) and of its forks by how the presets of their models begin."""
 OF_MIXERS = ("linear-", "dsa-", "experimental-attention-variant", "attention-output-gate", "use-gated-attention")  # fmt: skip
 
 
@@ -142,7 +142,8 @@ def by_spec(options: Options, reading: Reading) -> Model | None:
     """The preset whose layers a spec of slime's builds, where its sizes are the options'; else nothing."""
     said = options.text("spec").split()
     own = said[0].strip("\"'[],") if said else ""
-    begins = next((one for spec, one in _SPECS.items() if own.startswith(spec)), None)
+    module = re.sub(r"^\w+_plugins\.models\.", "", own)
+    begins = next((one for spec, one in _SPECS.items() if module != own and module.startswith(spec)), None)  # fmt: skip
     if begins is None or variant(options):
         return None
     sizes = options.whole("num-layers"), options.whole("hidden-size")

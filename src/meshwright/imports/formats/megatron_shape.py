@@ -19,11 +19,7 @@ _POSITIONS = {
     "absolute": "learned", "learned": "learned", "alibi": "alibi", "none": "none",
 }  # fmt: skip
 GPT2_VOCABULARY = 50_257
-_TOKENIZERS = {
-    "gpt2bpetokenizer": GPT2_VOCABULARY,
-    "llama2tokenizer": 32_000,
-    "gpt2": GPT2_VOCABULARY,
-}
+_TOKENIZERS = {"gpt2bpetokenizer": GPT2_VOCABULARY, "llama2tokenizer": 32_000, "gpt2": GPT2_VOCABULARY}  # fmt: skip
 _HYBRID = (
     "hybrid-layer-pattern", "hybrid-override-pattern", "is-hybrid-model", "hybrid-attention-ratio",
     "heterogeneous-layers-config-path", "heterogeneous-layers-config-encoded-json",

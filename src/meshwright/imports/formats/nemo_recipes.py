@@ -129,6 +129,9 @@ class _Parts:
         library = re.search(r"(?:^|\.)(\w+)\.(?:pretrain|finetune)_recipe$", recipe.name)
         self.outside = recipe.name if library and "model" not in recipe.args else ""
         self.library = library.group(1) if library else ""
+        for name, held in recipe.fields.items():
+            if isinstance(held, ast.FunctionDef):  # a factory of the file, which NeMo calls
+                recipe.fields[name] = call_function(module, held, [], {})
         self.known = nemo_library.fill(recipe, self.library) if self.outside else False
         self.trainer = self._part("trainer")
         strategy = self.trainer.fields.get("strategy")

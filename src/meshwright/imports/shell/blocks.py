@@ -8,7 +8,7 @@ import re
 from typing import TYPE_CHECKING
 
 from meshwright.imports.shell.conditions import take
-from meshwright.imports.shell.state import MAX_ROUNDS, QUIET, Script, raw, walk
+from meshwright.imports.shell.state import MAX_ROUNDS, QUIET, LeftLoop, Script, raw, walk
 from meshwright.imports.shell.words import (
     arithmetic,
     expand_text,
@@ -99,6 +99,20 @@ def run_case(script: Script, node: Node) -> bool | None:
     return True
 
 
+def _goes_on(script: Script, body: Node) -> bool:
+    """Follow a loop's body once; whether the loop has another round."""
+    script.loops += 1
+    try:
+        script.run(body)
+    except LeftLoop as left:
+        if left.levels > 1:
+            raise LeftLoop(left.levels - 1, again=left.again) from None
+        return left.again
+    finally:
+        script.loops -= 1
+    return True
+
+
 def run_for(script: Script, node: Node) -> bool | None:
     """Follow the body for every word."""
     variable = node.child_by_field_name("variable")
@@ -110,7 +124,8 @@ def run_for(script: Script, node: Node) -> bool | None:
         items += expand_words(raw(child), script.scope)
     for item in items[:MAX_ROUNDS]:
         script.set(raw(variable), item)
-        script.run(body)
+        if not _goes_on(script, body):
+            break
     return True
 
 
@@ -121,10 +136,8 @@ def run_while(script: Script, node: Node) -> bool | None:
     for _ in range(MAX_ROUNDS):
         if body is None or condition is None or script.run(condition) is not True:
             break
-        if raw(condition).strip() in ("true", ":"):
-            script.run(body)
+        if not _goes_on(script, body) or raw(condition).strip() in ("true", ":"):
             break
-        script.run(body)
     return True
 
 
@@ -141,9 +154,8 @@ def run_lines(script: Script, node: Node, text: str) -> bool:
             known = script.run(condition)
         finally:
             script.fed = before
-        if known is not True:
+        if known is not True or not _goes_on(script, body):
             break
-        script.run(body)
     return True
 
 
@@ -163,7 +175,8 @@ def run_c_for(script: Script, node: Node) -> bool | None:
     for _ in range(400):
         if change is None or arithmetic(condition, script.scope) not in ("1", "True"):
             break
-        script.run(body)
+        if not _goes_on(script, body):
+            break
         amount = change.group(2) or ("-1" if change.group(1) == "--" else "1")
         script.set(name, arithmetic(f"{name} + {amount}", script.scope))
     return True

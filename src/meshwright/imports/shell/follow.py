@@ -33,6 +33,7 @@ from meshwright.imports.shell.state import (
     MAX_TEXT,
     QUIET,
     Command,
+    LeftLoop,
     Script,
     check_errors,
     raw,
@@ -218,6 +219,9 @@ def _start(script: Script, words: list[str], environment: dict[str, str]) -> boo
         script.commands[-1].words += words
         script.doubts.append(f"the line before {shown(name)[:40]} lacks a backslash at its end")
         return None
+    if name in ("continue", "break") and script.loops and not script.assuming:
+        levels = int(words[1]) if words[1:2] and words[1].isdigit() else 1
+        raise LeftLoop(min(max(levels, 1), script.loops), again=name == "continue")
     if name.endswith((".sh", ".bash")) and beside(script.folder, name) is not None:
         words, name = ["bash", *words], "bash"  # a script at hand that is started by its own name
     builtin = BUILTINS.get("bash" if re.fullmatch(r"/(?:usr/)?bin/(?:ba)?sh", name) else name)

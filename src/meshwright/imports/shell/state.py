@@ -39,6 +39,13 @@ class Command:
     """How often the script would have ended before it came here, if what it needs were there."""
 
 
+class LeftLoop(Exception):
+    """`continue` or `break`: what follows in so many loops' bodies is not run."""
+
+    def __init__(self, levels: int, *, again: bool) -> None:
+        self.levels, self.again = levels, again
+
+
 @dataclass
 class Script:
     """What a script says.
@@ -70,6 +77,8 @@ class Script:
     machine: tuple[int, int] | None = None
     counted: dict[str, str] = field(default_factory=dict)
     """Those of them that some number was made of."""
+    loops: int = 0
+    """Loops whose body is being followed."""
     has_else: bool = False
     """Whether who sets nothing has a way past the branch that is decided now: an `else`, or no other branch."""
     exits: int = 0
