@@ -8,6 +8,7 @@ import pytest
 
 from meshwright.imports.files import import_file, import_text
 from meshwright.imports.reading import Given, Imported
+from meshwright.specs import load_cluster
 from meshwright.specs.errors import SpecError
 
 GUESS = Given(guess=True)
@@ -156,3 +157,69 @@ def test_corenet_s_batch_and_length() -> None:
     table = "dataset: {train_batch_size0: 16, language_modeling: {sequence_length: 2048}}\nscheduler: {cosine: {max_lr: 0.005}}\nmodel: {language_modeling: {general_gpt: {model_name: Qwen/Qwen2.5-0.5B}}}\n"
     found = import_text(table, "lm.yaml", GUESS)
     assert (found.layout.micro_batch, found.job.seq_len, found.model.name) == (16, 2048, "qwen2.5-0.5b")  # fmt: skip
+
+
+def test_dclm_s_scale_is_open_lm_s_run() -> None:
+    table = '{"model": "training/open_lm_configs/open_lm_7b.json", "tokens": 1000, "lr": 2e-3, "global_bs": 2048, "acc": 2, "qk_norm": true, "grad_checkpointing": true, "fsdp_flags": ["--fsdp", "--fsdp-pure-bf16"]}'
+    found = import_text(table, "7b.json", Given(guess=True))
+    assert (found.job.global_batch, found.layout.micro_batch, found.layout.zero) == (2048, 128, 3)
+    assert (found.layout.recompute, found.job.precision.name) == ("full", "bf16")
+
+
+@pytest.mark.parametrize("said", ["mlm_probability: 0.3\nmodel: {name: flex}", "model: {name: flex_bert}"])  # fmt: skip
+def test_encoders_of_composer_are_refused(said: str) -> None:
+    rest = "\nmax_seq_len: 512\nglobal_train_batch_size: 64\ntrain_loader: {name: text}\ntokenizer: {name: bert-base-uncased}\noptimizer: {name: decoupled_adamw}\n"
+    with pytest.raises(SpecError, match="trains an encoder"):
+        import_text(said + rest, "bert.yaml", GUESS)
+
+
+_LOOP = """
+import torch
+{more}
+from torch import nn
+n_layer, n_embd, n_head, vocab_size, block_size = 8, 768, 12, 32000, 512
+batch_size = {batch}
+micro_batch_size = 5
+dtype = torch.half
+class LLaMA(nn.Module):
+    def __init__(self):
+        self.wte = nn.Embedding(vocab_size, n_embd)
+        self.c_attn = nn.Linear(n_embd, 3 * n_embd)
+        self.c_fc1 = nn.Linear(n_embd, {wide})
+        self.lm_head = nn.Linear(n_embd, vocab_size)
+def main(devices):
+    {start}
+    process_batch_size = batch_size // devices
+    model = LLaMA()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for step in range(10):
+        loss = model(x)
+        loss.backward()
+        optimizer.step()
+if __name__ == "__main__":
+    main(4)
+"""
+
+
+def test_a_batch_that_devices_do_not_divide_loses_its_rest() -> None:
+    text = _LOOP.format(more="", batch=125, wide="4 * n_embd", start="pass")
+    found = import_text(text, "train.py", Given(guess=True, cluster=load_cluster("h100:1x4")))
+    assert (found.layout.micro_batch, found.job.global_batch) == (5, 120)
+    assert any("120 are left" in one for one in _said(found, "--global-batch"))
+
+
+def test_bmtrain_shards_and_splits_as_it_is_told() -> None:
+    text = _LOOP.format(
+        more="import bmtrain as bmt", batch=40, wide="4 * n_embd", start="bmt.init_distributed(seed=0, tp_size=2)"
+    )  # fmt: skip
+    found = import_text(text, "train.py", Given(guess=True, cluster=load_cluster("h100:1x4")))
+    assert (found.layout.tp, found.layout.zero, found.layout.recompute) == (2, 3, "full")
+
+
+@pytest.mark.parametrize(("rounded", "ffn"), [("find_multiple(n_hidden, 256)", 1792), ("n_hidden", 1728)])  # fmt: skip
+def test_the_multiple_that_an_ffn_is_rounded_to(rounded: str, ffn: int) -> None:
+    text = _LOOP.format(more="", batch=40, wide="n_hidden", start="pass").replace("768, 12,", "640, 10,")  # fmt: skip
+    sizes = f"        hidden_dim = 4 * n_embd\n        n_hidden = int(2 * hidden_dim / 3)\n        n_hidden = {rounded}\n"
+    gate = "        self.c_fc2 = nn.Linear(n_embd, n_hidden)\n    def forward(self, x):\n        return F.silu(self.c_fc1(x)) * self.c_fc2(x)\n"
+    text = text.replace("        self.c_fc1", f"{sizes}        self.c_fc1").replace("def main", f"{gate}def main")  # fmt: skip
+    assert import_text(text, "train.py", GUESS).model.ffn == ffn

@@ -70,6 +70,10 @@ def complete(reading: Reading, given: Given, stamp: Stamp) -> Imported:
     seq_len = _seq(reading, given, stamp, model)
     seq_len = _padded(reading, fields, seq_len)
     batch = _batch(reading, given, stamp, dp, micro, seq_len)
+    if reading.floors and batch % (dp * micro) and batch >= dp * micro:
+        whole = batch // dp // micro * micro * dp
+        reading.guess("--global-batch", f"the program divides {batch} sequences without a rest among {dp} copies and passes of {micro}: {whole} are left")  # fmt: skip
+        batch = whole
     fields |= {"dp": dp, "micro_batch": micro, "shard": _shard(reading, fields, dp * split[2])}
     if batch % (dp * micro) and batch % dp == 0 and _guessed(reading, "--micro-batch"):
         micro = largest_divisor(batch // dp, micro)

@@ -76,6 +76,7 @@ class Reading:
     `grpo`…), `reference` whether the untrained model is held beside; `reduces_each`
     whether gradients are reduced every micro-batch where the tool's FSDP waits for the last. `encoder_frozen`:
     where the model has an encoder of images or sound, it does not train; `image_pixels` are the most of an image.
+    `floors`: the program divides its batch without a rest, and drops what is left.
     """
 
     format: str
@@ -106,6 +107,7 @@ class Reading:
     reference: bool = False
     reduces_each: bool = False
     encoder_frozen: bool = False
+    floors: bool = False
     image_pixels: int = 0
     offload: set[str] = field(default_factory=set)
     remarks: list[Remark] = field(default_factory=list)

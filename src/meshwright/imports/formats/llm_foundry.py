@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from meshwright.imports.interpolate import resolved
+from meshwright.imports.names import PLANNED
 from meshwright.imports.options import Options, flattened
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.recipes import optimizer_named
@@ -54,6 +56,9 @@ def read(data: dict[str, Any], given: Given) -> Reading:
             "train_loader", None, "no training data or batch: this configuration does not train"
         )
     flat = flattened(resolved(inner, dict(given.variables)))
+    kind = str(flat.get("model.name", ""))
+    if "mlm_probability" in flat or re.search(r"bert", kind):
+        raise SpecError("model.name", kind or None, f"trains an encoder: {PLANNED}")
     # An algorithm without settings is on, with its own.
     options = Options({name: "on" if name.startswith("algorithms.") and one == {} else one for name, one in flat.items()})  # fmt: skip
     reading = Reading("llm-foundry YAML", options=dict(EDITS))

@@ -30,7 +30,7 @@ _SHAPE = {
 
 def is_config(data: dict[str, Any]) -> bool:
     """Whether a table is nanotron's."""
-    return "tokens" in data and ("parallelism" in data or "model" in data)
+    return "tokens" in data and any(isinstance(data.get(one), dict) for one in ("parallelism", "model", "tokens"))  # fmt: skip
 
 
 def read(data: dict[str, Any], given: Given) -> Reading:

@@ -81,6 +81,28 @@ def read_words(launch: Launch, given: Given, folder: Path | None) -> Reading:
     return reading
 
 
+def is_scale(data: dict[str, Any]) -> bool:
+    """Whether a table is one of DCLM's scales, which its program hands to open_lm."""
+    return {"model", "global_bs", "acc", "fsdp_flags"} <= set(data) and isinstance(data["model"], str)  # fmt: skip
+
+
+def read_scale(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
+    """Return what open_lm trains at such a scale, as DCLM's training/train.py starts it.
+
+    Raises:
+        SpecError: a value that cannot be.
+    """
+    words = ["--model", str(data["model"]), "--global-batch-size", str(data["global_bs"]), "--accum-freq", str(data["acc"])]  # fmt: skip
+    words += ["--precision", "amp_bfloat16", "--lr", str(data.get("lr", 0))]
+    words += ["--grad-checkpointing"] if data.get("grad_checkpointing") is True else []
+    words += ["--qk-norm"] if data.get("qk_norm") is True else []
+    flags = data["fsdp_flags"]
+    words += [str(one) for one in flags] if isinstance(flags, list) else []
+    reading = read_words(Launch("open_lm.main", words, ["torchrun"]), given, folder)
+    reading.format = "DCLM's scale for open_lm"
+    return reading
+
+
 def _described(named: str, folder: Path | None) -> dict[str, Any]:
     """What the file that a model's name stands for says: one at hand, or one of open_lm's own."""
     bare = posixpath.basename(named).removesuffix(".json")

@@ -208,6 +208,12 @@ SHARED_BATCH = re.compile(r"(?i)\b\w*batch\w*\s*=\s*(?:int\(|max\(1,\s*)?(?:\w+\
 """A program that divides a batch of all devices among them."""
 
 
+FLOORS = re.compile(
+    r"(?i)\b\w*batch\w*\s*=\s*\w*batch\w*\s*//\s*(?:\w+\.)*\w*(?:devices|world_?size|gpus|processes)\b"
+)
+"""A program that gives each device its whole part of a batch, and drops what is left."""
+
+
 _AXES = {"tp": "tp", "tensor": "tp", "model": "tp", "pp": "pp", "pipeline": "pp", "cp": "cp", "context": "cp", "ep": "ep", "expert": "ep"}  # fmt: skip
 
 
@@ -232,4 +238,20 @@ def lay_out(tree: ast.AST, known: Known, reading: Reading) -> None:
                 reading.guess(
                     "init_device_mesh", f"its dimension {name} of {size} is taken for {axis}"
                 )
+        return
+
+
+def of_bmtrain(tree: ast.AST, known: Known, reading: Reading) -> None:
+    """Take what BMTrain does with a model: its blocks shard weights and recompute unless told otherwise (bmtrain/block_layer.py)."""
+    for node in ast.walk(tree):
+        if not (isinstance(node, ast.Call) and re.fullmatch(r"bmt(?:rain)?\.init_distributed", ast.unparse(node.func))):  # fmt: skip
+            continue
+        words = dict(known.keywords(node))
+        for theirs, axis in (("tp_size", "tp"), ("pipe_size", "pp")):
+            size = words.get(theirs)
+            if isinstance(size, int) and size > 1:
+                reading.layout[axis] = size
+        reading.layout |= {"zero": 3, "recompute": "full"}
+        reading.remarks = [one for one in reading.remarks if one.option not in ("sharding", "recompute")]  # fmt: skip
+        reading.guess("bmtrain", "its blocks shard weights, gradients and states (ZeRO-3) and recompute, unless told otherwise")  # fmt: skip
         return

@@ -22,9 +22,11 @@ from meshwright.imports.own.answers import of_answers
 from meshwright.imports.own.arguments import own_defaults, typed
 from meshwright.imports.own.asked import asks_for_experts
 from meshwright.imports.own.layers import (
+    FLOORS,
     SHARED_STEPS,
     fuses_loss,
     lay_out,
+    of_bmtrain,
     own_adapters,
     recomputes,
     says_compiled,
@@ -195,6 +197,7 @@ def read_loop(
     )  # fmt: skip
     if tree is not None and known is not None:
         lay_out(tree, known, reading)
+        of_bmtrain(tree, known, reading)
         says_compiled(tree, known, reading)
     if (
         SHARED_STEPS.search(text)
@@ -205,6 +208,7 @@ def read_loop(
         reading.global_batch = reading.micro_batch * reading.accumulation
         reading.accumulation = 0
     fuses_loss(program, folder, reading)
+    reading.floors = FLOORS.search(text) is not None
     if isinstance(ranks, int) and ranks > 0 and not (launch.hosts and launch.per_host):
         reading.devices = ranks
     elif tree is not None and known is not None and of_fabric(tree, known.value, reading):

@@ -259,6 +259,8 @@ _RMS = re.compile(r"RMSNorm|rms_?norm")
 _ROTARY = re.compile(r"(?i)rotary|\brope\b|freqs_cis|apply_rot")
 _LEARNED = re.compile(r"\bwpe\b|pos(?:ition(?:al)?)?_?emb\w*(?:_table)? *= *nn\.Embedding")
 _TIED = re.compile(r"\.weight *= *self\.[\w.]+\.weight|wte\.weight *= *|tie_weights\(|wte\.weight\.t\(\)|\.weight *= *\w+\.lm_head\.weight")  # fmt: skip
+_ROUNDED = re.compile(r"\bfind_multiple\(\s*\w*hidden\w*\s*,\s*([1-9]\d{0,4})\s*\)")
+"""To which multiple a program rounds the width of its FFNs."""
 _TWO_THIRDS = re.compile(
     r"8 */ *3|\* *8 *// *3|2 *\* *\w+(?:\.\w+)* *(?:\*[^\n]*)?//? *3\b|2 */ *3"
 )
@@ -373,7 +375,8 @@ def build(reading: Reading, text: str, given: Given, own: Mapping[str, Any]) -> 
     if _VALUES.search(text):
         reading.unmodelled("value embeddings", "tables of the vocabulary feed the attention's values, too; neither they nor their states are priced")  # fmt: skip
     if gated and model.ffn == 4 * model.hidden and _TWO_THIRDS.search(text):
-        whole = own.get("multiple_of", 64)
+        rounded = _ROUNDED.search(text)
+        whole = own.get("multiple_of", int(rounded.group(1)) if rounded is not None else 64)
         fields["ffn"] = -(-(8 * model.hidden // 3) // whole) * whole
     if any("in a tokenizer's file" in one.text for one in reading.remarks) and (tokens := _tokens(text)):  # fmt: skip
         fields["vocab"] = tokens
