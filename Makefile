@@ -143,6 +143,10 @@ validate-more: $(VENV)/full.done
 	  tokenizers==0.22.2 huggingface_hub==1.21.0
 	-$(PIP) --no-deps --target $(VENV)/validate/nanotron-2411b02 dacite==1.9.2 \
 	  git+https://github.com/huggingface/nanotron@2411b022a75fb7f7561a1bb4166706da5e1b76de
+	-test -d $(VENV)/validate/megatron-bridge-067f987 || { \
+	  git clone -q --filter=blob:none https://github.com/NVIDIA-NeMo/Megatron-Bridge $(VENV)/validate/megatron-bridge-067f987 && \
+	  cd $(VENV)/validate/megatron-bridge-067f987 && git checkout -q 067f987df && \
+	  git submodule -q update --init 3rdparty/Megatron-LM; }
 	$(PIP) --no-deps --target $(VENV)/validate/triton-3.6.0 triton==3.6.0
 	$(PIP) --no-deps --target $(VENV)/validate/torchtitan-needs \
 	  spmd_types==0.2.3 tyro==1.0.17 torchdata==0.11.0 torch_checkpointing==0.1.1 einops==0.8.2 \

@@ -157,7 +157,7 @@ OWN_PROGRAMS = {"torchtitan": "export_titan_run.py", "megatron": "export_megatro
 """Programs that run an export's files by the framework's own trainer, with what a CPU lacks stood in for."""
 NOT_HERE = (
     ("maxtext", "its own configuration (0.2.5) reads every field; mesh and batches read back", "TPUs"),
-    ("megatron-bridge", "its configuration classes read every override; layout read back", "needs Transformer Engine"),
+    ("megatron-bridge", "its recipe made, overridden, finalised and validated; layout and kernels read back", "needs Transformer Engine"),
     ("primus", "its YAML read back here", "starts Megatron-LM, which needs a GPU"),
     ("axolotl", "its schema (0.21.0) reads every field", "sharded by DeepSpeed: told a CPU, accelerate makes no DeepSpeed plugin, and transformers' Trainer then ends"),
     ("accelerate", "context parallelism: ranks, mesh and each rank's part of the rows; ends at the first attention", "PyTorch's ring has no rule for the kernel that computes attention on a CPU"),

@@ -1,6 +1,6 @@
 """Run as a program: the config parsers of packages that import CUDA kernels, on a machine without.
 
-    python cuda_only_parsers.py nanotron|megatron-bridge|maxtext|trl|axolotl|llama-factory|torchtune FOLDER_OF_PACKAGES FILE...
+    python cuda_only_parsers.py nanotron|megatron-bridge|megatron-bridge-recipe|maxtext|trl|axolotl|llama-factory|torchtune FOLDER FILE...
 
 Packages that only training needs are stood in for; the configuration code is the package's own.
 Prints a JSON list with what it understood of each file, or {"error": …}.
@@ -11,6 +11,7 @@ import importlib.machinery
 import json
 import sys
 import types
+import typing
 from pathlib import Path
 from unittest.mock import MagicMock
 
@@ -21,6 +22,11 @@ NEEDED_TO_TRAIN = {
         "mlflow", "nltk", "nvidia_resiliency_ext", "open_clip", "qwen_vl_utils", "sentencepiece",
         "six", "tiktoken", "timm", "transformer_engine", "wandb",
     ),
+    "megatron-bridge-recipe": (
+        "causal_conv1d", "comet_ml", "datasets", "diffusers", "emerging_optimizers", "fast_hadamard_transform", "fla",
+        "flash_attn", "mamba_ssm", "megatron.energon", "mlflow", "modelopt", "nltk", "nvidia_resiliency_ext", "open_clip",
+        "qwen_vl_utils", "sentencepiece", "tiktoken", "timm", "transformer_engine", "transformer_engine_torch", "triton", "wandb",
+    ),
     "maxtext": ("pathwaysutils",),
     "trl": (), "axolotl": ("axolotl.integrations", "bitsandbytes", "fla"), "llama-factory": ("trl",),
     "torchtune": ("blobfile", "kagglehub", "sentencepiece", "tiktoken", "torchao", "torchvision"),
@@ -28,7 +34,8 @@ NEEDED_TO_TRAIN = {
 
 BESIDE = {
     # Folders of `make validate-more` with what a package's configuration imports beside itself.
-    "maxtext": ("maxtext-needs",), "megatron-bridge": ("megatron-core-0.16.1", "triton-3.6.0"), "trl": ("torchtitan-needs",), "torchtune": ("torchtitan-needs", "tuning-needs"),
+    "maxtext": ("maxtext-needs",), "megatron-bridge": ("megatron-core-0.16.1", "triton-3.6.0"),
+    "megatron-bridge-recipe": ("megatron-bridge-0.3.1",), "trl": ("torchtitan-needs",), "torchtune": ("torchtitan-needs", "tuning-needs"),
     "axolotl": ("tuning-needs",), "llama-factory": ("torchtitan-needs", "tuning-needs"),
 }  # fmt: skip
 
@@ -42,7 +49,11 @@ class StandIn(types.ModuleType):
     def __getattr__(self, name):
         if name.startswith("__"):
             raise AttributeError(name)
-        return MagicMock(name=name)
+        if not name[:1].isupper():
+            return MagicMock(name=name)
+        # Others build classes on it, of several such parents perhaps: each name is one class.
+        setattr(self, name, type(name, (), {"__init__": lambda self, *args, **words: None}))
+        return self.__dict__[name]
 
 
 class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -113,6 +124,60 @@ def megatron_bridge(text):
         "virtual": model.virtual_pipeline_model_parallel_size, "layers": model.num_layers,
         "distributed_optimizer": read.ddp.use_distributed_optimizer,
         "micro_batch": read.train.micro_batch_size, "global_batch": read.train.global_batch_size,
+    }  # fmt: skip
+
+
+def megatron_bridge_recipe(text):
+    """`scripts/training/run_recipe.py` up to where it trains: the recipe is made, overridden, finalised and validated.
+
+    The text is a JSON object: the words after the program's name and how many ranks there are. The recipe of
+    DeepSeek-V3 asks the hub for its model's shape: transformers' own default is that shape.
+    """
+    import os
+
+    import torch
+
+    # It asks the device for its kind, as an H100 would answer.
+    torch.cuda.get_device_capability = lambda *_: (9, 0)
+    torch.cuda.get_device_properties = lambda *_: types.SimpleNamespace(major=9, minor=0)
+    import run_recipe as program
+    from megatron.bridge import AutoBridge
+    from megatron.bridge.training.config import runtime_config_update
+    from transformers import DeepseekV3Config
+
+    def of_the_hub(name, **_):
+        if name != "deepseek-ai/DeepSeek-V3":
+            raise ValueError(f"no recipe of ours reads {name}")
+        shape = DeepseekV3Config(architectures=["DeepseekV3ForCausalLM"], torch_dtype="bfloat16")
+        return AutoBridge.from_hf_config(shape)
+
+    AutoBridge.from_hf_pretrained = staticmethod(of_the_hub)
+    asked = json.loads(text)
+    os.environ |= {"WORLD_SIZE": str(asked["world"]), "RANK": "0"}
+    arguments, given = program.parse_args(asked["words"])
+    read = program._load_selected_recipe(arguments)
+    read = program._apply_dataset(read, arguments)
+    read = program.apply_cli_overrides(read, given)
+    read = program.sync_model_pipeline_layout(read, cli_overrides=given)
+    read = program.apply_runtime_environment(read)
+    read = program.sync_model_dataset_sequence_length(read)
+    runtime_config_update(read)
+    model, ddp = read.model, read.ddp
+    layout = model.pipeline_model_parallel_layout
+    return {
+        "dp": read.data_parallel_size, "tp": model.tensor_model_parallel_size, "pp": model.pipeline_model_parallel_size,
+        "cp": model.context_parallel_size, "ep": model.expert_model_parallel_size,
+        "sequence_parallel": model.sequence_parallel, "recompute": model.recompute_granularity,
+        "virtual": model.virtual_pipeline_model_parallel_size, "layers": model.num_layers,
+        "uneven": layout is not None, "vocab": model.vocab_size, "tokenizer_vocab": read.tokenizer.vocab_size,
+        "distributed_optimizer": ddp.use_distributed_optimizer, "sharding": ddp.data_parallel_sharding_strategy,
+        "overlaps": [ddp.overlap_grad_reduce, ddp.overlap_param_gather],
+        "micro_batch": read.train.micro_batch_size, "global_batch": read.train.global_batch_size,
+        "seq_len": [model.seq_length, read.dataset.seq_length], "mask": read.dataset.create_attention_mask,
+        "fused": [model.bias_activation_fusion, model.bias_dropout_fusion, model.apply_rope_fusion],
+        "graphs": model.cuda_graph_impl, "further": model.mtp_num_layers,
+        "precise": read.optimizer.use_precision_aware_optimizer, "linear_scaling": model.seq_len_interpolation_factor,
+        "yarn": model.yarn_rotary_scaling_factor if model.position_embedding_type == "yarn" else None,
     }  # fmt: skip
 
 
@@ -223,10 +288,16 @@ def torchtune(text):
 def main():
     which, packages, *files = sys.argv[1:]
     sys.meta_path.insert(0, StandIns(NEEDED_TO_TRAIN[which]))
+    if which == "megatron-bridge-recipe":
+        inside = ("src", "scripts/training", "scripts/common", "3rdparty/Megatron-LM")
+        sys.path[:0] = [f"{packages}/{name}" for name in inside]
+        if not hasattr(typing, "override"):  # as Python 3.12, which it asks for, has it
+            typing.override = lambda function: function
     sys.path.insert(0, packages)
     sys.path += [f"{Path(packages).parent}/{name}" for name in BESIDE.get(which, ())]
     parse = {
-        "nanotron": nanotron, "megatron-bridge": megatron_bridge, "maxtext": maxtext, "trl": trl,
+        "nanotron": nanotron, "megatron-bridge": megatron_bridge,
+        "megatron-bridge-recipe": megatron_bridge_recipe, "maxtext": maxtext, "trl": trl,
         "axolotl": axolotl, "llama-factory": llama_factory, "torchtune": torchtune,
     }[which]  # fmt: skip
     answers = []

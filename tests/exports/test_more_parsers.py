@@ -155,7 +155,12 @@ def test_nanotron_reads_our_files_as_we_mean_them(tmp_path):
     assert "zero_stagee" in refused["error"]
 
 
-NEWER = ("model.activation_func=", "dataset.seq_length=", "validation.eval_iters=")
+NEWER = (
+    "model.activation_func=",
+    "dataset.seq_length=",
+    "validation.eval_iters=",
+    "tokenizer.use_tokenizer_vocab_size=",
+)
 """Overrides of the repository's main branch that the newest release does not have yet."""
 
 

@@ -7,6 +7,9 @@ import yaml
 from plans import make_plan
 
 from meshwright.exports.limits import problems
+from meshwright.exports.megatron_bridge import overrides
+from meshwright.exports.megatron_model import model_flags
+from meshwright.exports.megatron_read import known_flags
 from meshwright.exports.model_names import repository
 from meshwright.exports.targets import FRAMEWORKS, STARTED, export
 from meshwright.imports.files import import_file
@@ -24,7 +27,7 @@ from meshwright.specs.job import OPTIMIZERS, RECIPES, Job
     ("model", "targets"),
     [("granite-3.3-8b", ("megatron", "deepspeed", "nanotron", "fsdp")), ("gemma-2b", ("nanotron", "fsdp")),
      ("smollm3-3b", ("fsdp", "megatron-bridge")), ("ministral-3-8b", ("trainer", "primus")), ("olmo-7b", ("megatron", "lightning")),
-     ("llama4-scout", ("megatron",)), ("phi-4-mini", ("nanotron",))],
+     ("llama4-scout", ("megatron",)), ("phi-4-mini", ("nanotron",)), ("exaone-4.0-32b", ("megatron", "primus"))],
 )  # fmt: skip
 def test_a_family_that_computes_otherwise_is_not_written_as_its_shape(model, targets):
     for name in targets:
@@ -46,9 +49,29 @@ def test_a_rotary_base_that_nobody_looked_up_is_said():
         == 100_000
     )
     assert not any("rotary base" in note for note in known.notes)
-    assert any("rotary base" in note for note in export(make_plan("seed-oss-36b", dp=8), "deepspeed").notes)  # fmt: skip
+    assert any("rotary base" in note for note in export(make_plan("yi-9b", dp=8), "deepspeed").notes)  # fmt: skip
     size = make_plan("llama3-8b", dp=8).but(model=load_model("7B").model_dump())
     assert not any("rotary base" in note for note in export(size, "deepspeed").notes)
+
+
+def test_a_router_is_its_family_s_where_no_numbers_of_a_model_are_known():
+    ling = load_model("ling-mini-2.0")
+    for known in (ling, ling.model_copy(update={"numerics": None})):
+        flags = model_flags(known, 4096)
+        assert flags["moe-router-score-function"] == "sigmoid" and flags["rotary-percent"] == "0.5"
+    own = model_flags(ling, 4096)
+    assert (own["moe-router-num-groups"], own["moe-router-group-topk"]) == ("8", "4")
+    assert "moe-router-score-function" not in model_flags(load_model("qwen3-30b-a3b"), 4096)
+
+
+@pytest.mark.parametrize("name", ["trl", "axolotl", "llama-factory", "verl"])
+def test_a_checkpoint_that_comes_with_code_of_its_own_is_not_loaded_by_a_tool(name):
+    job = Job(seq_len=2048, global_batch=64, framework=name, finetune=finetune_recipe("full"))
+    limits = STARTED[name].limits
+    found = [one.lacks for one in problems(make_plan("internlm2-7b", job=job, dp=8, zero=3), limits)]  # fmt: skip
+    assert any("code of its own" in one for one in found)
+    other = problems(make_plan("qwen2.5-7b", job=job, dp=8, zero=3), limits)
+    assert not any("code of its own" in one.lacks for one in other)
 
 
 def test_files_that_begin_with_new_weights_say_so_where_a_plan_trains_further():
@@ -292,3 +315,48 @@ def test_maxtext_is_written_for_gpus_with_one_process_a_host(tmp_path):
     ):
         with pytest.raises(SpecError, match=says):
             export(make_plan(other, "h100:2x8", job, **layout), "maxtext")
+
+
+def test_latent_attention_turns_in_one_kernel_by_yarn_alone():
+    stretched, plain = load_model("deepseek-v3"), load_model("glm-4.7-flash")
+    assert "no-rope-fusion" not in model_flags(stretched, 4096)
+    assert model_flags(plain, 4096)["no-rope-fusion"] is True
+
+
+def test_megatron_is_told_yarn_by_flags_that_it_has():
+    flags = model_flags(load_model("gpt-oss-20b"), 4096)
+    assert set(flags) <= set(known_flags())
+    assert flags["rotary-scaling-factor"] == "32" and flags["no-yarn-correction-range-round-to-int"]
+
+
+def test_megatron_bridge_has_the_kernels_of_megatron_and_no_masks():
+    def told(model, **layout):
+        return overrides(make_plan(model, job=Job(seq_len=131072, global_batch=64), **layout))
+
+    dense, latent = told("llama3-8b", dp=8), told("deepseek-v3", dp=8, ep=8)
+    for found in (dense, latent):
+        assert found["dataset.create_attention_mask"] == "false"
+        assert found["model.bias_activation_fusion"] == found["model.apply_rope_fusion"] == "true"
+    assert latent["model.cuda_graph_scope"] == "null"  # the recipe's own, refused beside modules
+    assert "model.apply_rope_fusion" not in told("gpt3-6.7b", dp=8)
+    assert "model.bias_activation_fusion" not in told("nemotron-4-15b", dp=8)
+    assert told("deepseek-coder-6.7b", dp=8)["model.seq_len_interpolation_factor"] == "4"
+    sinks = told("gpt-oss-20b", dp=8)
+    assert sinks["model.yarn_rotary_scaling_factor"] == "32"
+    assert sinks["model.yarn_correction_range_round_to_int"] == "false"
+
+
+@pytest.mark.parametrize(("precision", "said"), [("fp8", True), ("bf16-fp32-grads", False)])
+def test_megatron_bridge_s_fp8_keeps_less_than_was_priced(precision, said):
+    job = Job(seq_len=4096, global_batch=64, framework="nemo", precision=RECIPES[precision])
+    made = export(make_plan("llama3-8b", job=job, dp=8), "megatron-bridge")
+    assert any("in 8 bits" in note for note in made.notes) == said
+
+
+def test_a_bare_recipe_of_megatron_bridge_without_fused_kernels_says_so(tmp_path):
+    plan = make_plan("llama3-8b", job=Job(seq_len=4096, global_batch=64, framework="nemo"), dp=8)
+    export(plan, "megatron-bridge").write(tmp_path)
+    script = tmp_path / "run.sh"
+    assert not any("fusion" in note for note in import_file(script).notes)
+    script.write_text(script.read_text().replace("  model.bias_activation_fusion=true \\\n", ""))
+    assert any("bias_activation_fusion" in note for note in import_file(script).notes)

@@ -4,9 +4,16 @@ from pathlib import Path
 
 import pytest
 
+from meshwright.exports.targets import FINETUNERS, export
 from meshwright.imports.files import import_file
 from meshwright.imports.reading import Given
+from meshwright.planner.plan import price_layout
+from meshwright.specs.clusters import load_cluster
 from meshwright.specs.errors import SpecError
+from meshwright.specs.finetune import finetune_recipe
+from meshwright.specs.job import RECIPES, Job
+from meshwright.specs.layout import Layout
+from meshwright.specs.models import load_model
 
 ZERO = '{"zero_optimization": {"stage": 3}, "bf16": {"enabled": true}}'
 ARGUMENTS = "model_name_or_path: Qwen/Qwen3-4B\nper_device_train_batch_size: 2\nbf16: true\nmax_seq_length: 2048\n"
@@ -44,6 +51,23 @@ def test_several_runs_are_named_even_where_each_asks_for_something(tmp_path: Pat
 def test_an_engines_file_alone_asks_for_the_rest(tmp_path: Path):
     with pytest.raises(SpecError, match="--model"):
         import_file(_write(tmp_path, ds_dot_json=ZERO), GUESS)
+
+
+@pytest.mark.parametrize("launcher", ["kubernetes", "jobset", "pytorchjob", "skypilot", "ray"])
+@pytest.mark.parametrize("name", ["llama-factory", "torchtune", "lightning", "primus"])
+def test_what_a_cluster_starts_and_the_files_that_it_hands_over_are_one_run(name, launcher, tmp_path: Path):  # fmt: skip
+    tunes = name in FINETUNERS
+    zero = {"torchtune": 3, "llama-factory": 2, "lightning": 3}.get(name, 1)
+    words = (
+        {"finetune": finetune_recipe("full"), "precision": RECIPES["pure-bf16"]} if tunes else {}
+    )
+    job = Job(seq_len=2048, global_batch=64, framework=name, **words)
+    layout = Layout(dp=8, zero=zero, micro_batch=2)
+    plan = price_layout(load_model("llama3.1-8b"), load_cluster("h100:1x8"), job, layout)
+    export(plan, launcher, launches=name).write(tmp_path)
+    back = import_file(tmp_path)
+    assert (back.layout, back.cluster.name) == (plan.layout, plan.cluster.name)
+    assert (back.job.global_batch, back.job.seq_len, back.model.name) == (64, 2048, "llama3.1-8b")
 
 
 LOOP = """

@@ -60,6 +60,13 @@ def test_layers_that_run_again_cannot_be_captured_one_by_one(kind, layout, runs)
     assert (why_illegal(question, layout) is None) == runs
 
 
+@pytest.mark.parametrize(("dropout", "runs"), [(0.0, True), (0.1, False)])
+def test_a_captured_ffn_that_drops_numbers_cannot_run_again(dropout, runs):
+    job = asked_graphs(_job(), DENSE, "layers").but(dropout=dropout)
+    layout = Layout(dp=8, zero=1, recompute="selective", recompute_modules=("mlp",))
+    assert (why_illegal(Question(DENSE, HOST, job), layout) is None) == runs
+
+
 def test_what_cannot_be_captured_or_dropped_is_refused():
     with pytest.raises(SpecError, match="layers is expected with experts"):
         asked_graphs(_job(), ROUTED, "all")

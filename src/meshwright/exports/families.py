@@ -25,10 +25,11 @@ def computes_otherwise(model: Model) -> Iterator[Problem]:
 
 
 def unknown_numbers(model: Model) -> tuple[str, ...]:
-    """What an export from new weights says where a model's rotary base is not known here."""
+    """What an export from new weights says where the numbers of a model's config.json are not known here."""
     if model.numerics is not None or model.positions != "rope" or repository(model) is None:
         return ()
+    share = "" if model.experts is None else ", scaling of its experts' output"
     return (
-        f"the rotary base of {model.name} is not known here and a usual one is written: compare with the config.json of "
-        f"{repository(model)} where that matters",
+        f"the numbers of {model.name}'s config.json (rotary base, epsilon of its norms{share}) are not known here and "
+        f"usual ones of its family are written: compare with {repository(model)} where that matters",
     )

@@ -134,7 +134,7 @@ def of_bridge(model: Model) -> Inputs:
         "tokenizer.tokenizer_model=$TOKENIZER",
         kept="checkpoint.save=$CHECKPOINTS checkpoint.load=$CHECKPOINTS "
         f"checkpoint.save_interval={SAVED_EVERY}",
-        lost="checkpoint.save=null",
+        lost="checkpoint.save=null checkpoint.load=null",
         tokenizer=tokenizer_of(model),
     )
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from meshwright.exports import megatron
 from meshwright.exports.canonical import canonical
-from meshwright.exports.megatron_model import band_fields, read_pattern
+from meshwright.exports.megatron_model import Flags, band_fields, read_pattern
 from meshwright.specs.numerics import numerics_of
 from meshwright.specs.plan import Plan
 
@@ -41,7 +41,7 @@ _SAME = {
         "mscale-all-dim", "moe-router-dtype", "moe-router-num-groups", "moe-router-group-topk",
         "moe-router-topk-scaling-factor", "moe-router-bias-update-rate", "init-method-std",
         "init-model-with-meta-device", "softmax-type", "glu-linear-offset",
-        "activation-func-clamp-value", "yarn-rotary-scaling-factor",
+        "activation-func-clamp-value",
         "yarn-original-max-position-embeddings", "yarn-beta-fast", "yarn-beta-slow",
     ),
     "train": ("micro-batch-size", "global-batch-size", "train-iters"),
@@ -60,6 +60,7 @@ _RENAMED = {
     "num-experts": "model.num_moe_experts",
     "norm-epsilon": "model.layernorm_epsilon",
     "use-rope-scaling": "model.rope_scaling",
+    "rotary-seq-len-interpolation-factor": "model.seq_len_interpolation_factor",
     "num-virtual-stages-per-pipeline-rank": "model.virtual_pipeline_model_parallel_size",
     "recompute-modules": "model.recompute_modules",
     "cuda-graph-modules": "model.cuda_graph_modules",
@@ -79,6 +80,8 @@ _LATENT_NEUTRAL = {
     "model.moe_layer_freq": "1", "model.moe_shared_expert_intermediate_size": "null",
     "model.moe_shared_expert_overlap": "false", "model.moe_flex_dispatcher_backend": "null",
     "model.mtp_num_layers": "null", "model.pipeline_model_parallel_layout": "null",
+    "model.cuda_graph_scope": "null", "model.make_vocab_size_divisible_by": "128",
+    "model.deallocate_pipeline_outputs": "true", "tokenizer.use_tokenizer_vocab_size": "false",
     "model.sequence_parallel": "false", "model.recompute_granularity": "null",
     "model.recompute_modules": "null", "model.recompute_method": "null", "model.recompute_num_layers": "null",
     "ddp.overlap_grad_reduce": "false", "ddp.overlap_param_gather": "false",
@@ -86,6 +89,16 @@ _LATENT_NEUTRAL = {
 }  # fmt: skip
 _MIXED = {"bf16": "bf16_mixed", "fp16": "fp16_mixed", "fp8": "bf16_with_fp8_current_scaling_mixed",
           "fp4": "bf16_with_nvfp4_mixed"}  # fmt: skip
+
+
+def notes(plan: Plan) -> tuple[str, ...]:
+    """What its named precision does beside what the plan priced."""
+    if plan.job.precision.compute != "fp8":
+        return ()
+    return (
+        f"{_MIXED['fp8']} keeps weights in 8 bits and computes the first and the last layer in 16: "
+        "less memory and a little more time than the plan priced",
+    )
 
 
 def words(plan: Plan) -> tuple[str, ...]:
@@ -104,12 +117,19 @@ def overrides(plan: Plan) -> dict[str, str]:
         if flag in _FIELD:
             found[_FIELD[flag]] = _hydra(flag, value, plan)
     model, job = plan.model, plan.job
+    if (
+        flags["position-embedding-type"] == "yarn"
+    ):  # whose fields have other names outside latent attention
+        found["model.yarn_rotary_scaling_factor"] = found.pop("model.rotary_scaling_factor")
+        rounded = "no-yarn-correction-range-round-to-int" not in flags
+        found["model.yarn_correction_range_round_to_int"] = _bool(rounded)
     found["model.add_bias_linear"] = _bool(model.attention_out_bias)
     found["model.share_embeddings_and_output_weights"] = _bool(model.tied_embeddings)
     found["model.gated_linear_unit"] = _bool(model.gated)
     gate = "quick_gelu" if flags.get("quick-geglu") else "silu"
     plain = "squared_relu" if flags.get("squared-relu") else "gelu"
     found["model.activation_func"] = gate if model.gated else plain
+    found |= _kernels(plan, flags)
     # Recipes bring optimizer states of their own precision; the plan prices fp32 ones.
     found["optimizer.use_precision_aware_optimizer"] = "false"
     found["tokenizer.vocab_size"] = str(model.vocab)
@@ -137,6 +157,23 @@ def overrides(plan: Plan) -> dict[str, str]:
         found["rerun_state_machine.check_for_nan_in_loss"] = "false"
         found["ddp.check_for_nan_in_grad"] = "false"
     found["logger.log_interval"], found["validation.eval_iters"] = "1", "0"
+    return found
+
+
+def _kernels(plan: Plan, flags: Flags) -> dict[str, str]:
+    """Fused kernels as Megatron-LM's own arguments have them; the recipe's model begins without, and with a mask.
+
+    Its configuration refuses a fused GELU without biases and a squared ReLU (transformer_config.py).
+    """
+    model = plan.model
+    # The data set would make a mask of each sample, 16 GiB of 128k tokens, which the step does not hand on.
+    found = {"model.bias_dropout_fusion": "true", "dataset.create_attention_mask": "false"}
+    if model.gated or (model.attention_out_bias and not flags.get("squared-relu")):
+        found["model.bias_activation_fusion"] = "true"
+    if flags["position-embedding-type"] == "rope" and not flags.get("no-rope-fusion"):
+        found["model.apply_rope_fusion"] = "true"
+    if flags.get("no-gradient-accumulation-fusion"):
+        found["model.gradient_accumulation_fusion"] = "false"
     return found
 
 

@@ -138,7 +138,9 @@ def _rotary(model: Model) -> Flags:
         flags["rotary-percent"] = f"{numerics.rotary_share:g}"
     scaling = numerics.rope_scaling
     if scaling is None:
-        return flags | ({"rope-type": "rope"} if model.latent_attention else {})
+        # Latent attention turns in one kernel by YaRN alone (MLATransformerConfig), which is on unless told otherwise.
+        own: Flags = {"rope-type": "rope", "no-rope-fusion": True}
+        return flags | (own if model.latent_attention else {})
     if scaling.kind == "llama3":
         return flags | {"use-rope-scaling": True, "rope-scaling-factor": f"{scaling.factor:g}"}
     if scaling.kind == "linear":
@@ -150,13 +152,14 @@ def _rotary(model: Model) -> Flags:
             "mscale": f"{scaling.mscale:g}",
             "mscale-all-dim": f"{scaling.mscale_all_dim:g}",
         }
-    return flags | {
+    whole: Flags = {} if scaling.truncate else {"no-yarn-correction-range-round-to-int": True}
+    return flags | whole | {
         "position-embedding-type": "yarn",
-        "yarn-rotary-scaling-factor": f"{scaling.factor:g}",
+        "rotary-scaling-factor": f"{scaling.factor:g}",
         "yarn-original-max-position-embeddings": str(scaling.original_positions),
         "yarn-beta-fast": f"{scaling.beta_fast:g}",
         "yarn-beta-slow": f"{scaling.beta_slow:g}",
-    }
+    }  # fmt: skip
 
 
 def _latent(model: Model) -> Flags:

@@ -30,6 +30,18 @@ _IN_FP8 = frozenset({
 })  # fmt: skip
 
 
+_OWN_CODE = frozenset({
+    "internlm/internlm2-1_8b", "internlm/internlm2-7b", "internlm/internlm2-20b", "baichuan-inc/Baichuan2-7B-Base",
+    "XiaomiMiMo/MiMo-7B-Base", "moonshotai/Kimi-K2-Base", "MiniMaxAI/MiniMax-Text-01", "inclusionAI/Ling-mini-2.0",
+    "inclusionAI/Ling-flash-2.0", "inclusionAI/Ling-1T",
+})  # fmt: skip
+
+
+def brings_code(model: Model) -> bool:
+    """Whether a preset's checkpoint is of a `model_type` that transformers 5.23 has no class for, and brings its own."""
+    return repository(model) in _OWN_CODE
+
+
 def in_fp8(model: Model) -> bool:
     """Whether a preset is published with weights of 8 bits (`quantization_config` of its config.json).
 

@@ -24,7 +24,8 @@ _NEGATED = {
     "add_bias_linear": "disable-bias-linear",
     "gradient_accumulation_fusion": "no-gradient-accumulation-fusion",
     "create_attention_mask_in_dataloader": "no-create-attention-mask-in-dataloader",
-    "rope_fusion": "no-rope-fusion",
+    "apply_rope_fusion": "no-rope-fusion",
+    "yarn_correction_range_round_to_int": "no-yarn-correction-range-round-to-int",
 }
 _RENAMED = {"fp8": "fp8-format", "fp4": "fp4-format"}
 _LISTS = (

@@ -111,7 +111,7 @@ FRAMEWORKS: dict[str, Framework] = {
     ),
     "megatron-bridge": Framework(
         "Megatron-Bridge", megatron_bridge.VERSION, megatron_bridge.LIMITS, _no_files,
-        megatron_bridge.words, inputs=of_bridge,
+        megatron_bridge.words, megatron_bridge.notes, of_bridge,
     ),
     "primus": Framework(
         "Primus", primus.VERSION, primus.LIMITS, primus.files,

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from meshwright.exports.stamp import read_stamp
+from meshwright.exports.targets import LAUNCHERS
 from meshwright.imports import document_text
 from meshwright.imports.complete import complete
 from meshwright.imports.formats import accelerate, deepspeed, hf
@@ -24,7 +25,9 @@ _STARTERS = (
     "run.sbatch",
     "start.sh",
     "submit.sh",
+    *(launcher.file for launcher in LAUNCHERS.values()),
 )
+"""Names of what starts a run, before everything beside it."""
 _SUFFIXES = (".lsf", ".pbs", ".sh", ".sbatch", ".slurm", ".yaml", ".yml", ".json", ".toml", ".py")
 
 

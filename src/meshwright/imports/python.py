@@ -144,9 +144,10 @@ def _of_its_own(
 
 
 def _quoted(word: str) -> str:
+    """A word of a driver as a shell reads it: what names a variable in double quotes is in a shell's form already."""
     import shlex
 
-    return shlex.quote(word)
+    return word if '"$' in word else shlex.quote(word)
 
 
 def _of_small_tools(

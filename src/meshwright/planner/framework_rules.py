@@ -148,6 +148,8 @@ def _captured(question: Question, c: LayoutColumns) -> Bools:
     if kind == "layers":
         wrong |= c.recompute == RECOMPUTES.index("full")
         wrong |= (c.recompute_modules & bits(("moe",), MODULES)) > 0
+    if question.job.dropout:  # what is dropped is drawn again by an FFN that runs again
+        wrong |= (c.recompute_modules & bits(("mlp",), MODULES)) > 0
     return wrong if kind != "none" else none(c)
 
 
@@ -307,7 +309,7 @@ FRAMEWORK_RULES: tuple[Rule, ...] = (
     Rule(
         "CUDA graphs",
         "CUDA graphs go with no ZeRO-2 or ZeRO-3, and those of layers with no recomputation of whole "
-        "layers or of their experts",
+        "layers or of their experts, nor with that of FFNs beside dropout",
         _captured,
     ),
     Rule(

@@ -106,7 +106,12 @@ _UNSTATED: dict[str, dict[str, Any]] = {
     "qwen3": {"norm_epsilon": 1e-6}, "qwen2_moe": {"norm_epsilon": 1e-6},
     "qwen3_moe": {"norm_epsilon": 1e-6}, "mixtral": {"rope_theta": 1e6},
     **{family: {"router": "sigmoid", "router_balances": True}
-       for family in ("glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "minimax_m2")},
+       for family in ("glm4_moe", "glm_moe_dsa", "minimax_m2", "dots1")},
+    "glm4_moe_lite": {"router": "sigmoid", "router_balances": True, "router_scaling": 1.8},
+    "bailing_moe_v2": {  # configuration_bailing_moe_v2.py of inclusionAI/Ling-V2
+        "norm_epsilon": 1e-6, "rope_theta": 600_000.0, "rotary_share": 0.5, "router": "sigmoid",
+        "router_balances": True, "router_groups": 8, "router_group_top_k": 4,
+    },
 }  # fmt: skip
 """What a config.json that is silent means, by transformers' own defaults, where not as above."""
 
@@ -124,11 +129,16 @@ def unstated(model_type: str, name: str, usual: float) -> float:
     return float(_UNSTATED.get(model_type, {}).get(name, usual))
 
 
+_OF_FAMILIES = ("activation", "rope_theta", "rotary_share", "router", "router_balances")
+"""What checkpoints of one family have in common, whatever their size."""
+
+
 def numerics_of(model: Model) -> Numerics:
-    """The model's own numbers, else usual ones of its kind."""
+    """The model's own numbers, else usual ones of its family."""
     if model.numerics is not None:
         return model.numerics
-    return Numerics(activation="silu" if model.gated else "gelu-tanh")
+    usual = {"activation": "silu" if model.gated else "gelu-tanh"} | _UNSTATED.get(model.family, {})
+    return Numerics(**{name: usual[name] for name in _OF_FAMILIES if name in usual})
 
 
 def renormalizes_routing(model: Model) -> bool:

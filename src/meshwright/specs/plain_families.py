@@ -12,8 +12,12 @@ from meshwright.specs.numerics import numerics_of
 OTHERWISE = {
     "baichuan": "normalises the weights of its head (Baichuan 2)",
     "chatglm": "turns half of each head, neighbours in pairs",
+    "exaone4": "normalises what attention and FFN give, not what they take, and leaves positions out of layers without a window",
     "gemma": "scales its embedding and adds one to the weights of its norms",
-    "granite": "scales its embedding, residuals, scores and logits",
+    **dict.fromkeys(
+        ("granite", "granitemoe", "granitemoehybrid"),
+        "scales its embedding, residuals, scores and logits",
+    ),
     "llama4_text": "leaves positions out of every fourth layer and sees chunks in the others",
     "minicpm": "scales its embedding, residuals and logits",
     "ministral3": "scales queries by their position",

@@ -62,10 +62,13 @@ def _prepare(folder):
         major, minor, name, total_memory, multi_processor_count = 9, 0, "H100", 80 << 30, 132
 
     import megatron.core.utils
+    from megatron.core.models.common.embeddings import rope_utils
     from megatron.training.argument_utils import ArgumentGroupFactory
     from packaging.version import Version
 
     megatron.core.utils._te_version = Version("2.8.0")
+    # Its kernel is only asked for here, never run.
+    rope_utils.fused_apply_rotary_pos_emb = lambda *a, **k: None
     # The parser is built for every question; the texts of its help are read from source files once.
     ArgumentGroupFactory._get_field_docstrings = _once(ArgumentGroupFactory._get_field_docstrings)
     torch.cuda.get_device_capability = lambda *a, **k: (9, 0)
@@ -97,8 +100,7 @@ def _check(words, world, variables):
     for name in _ASKED:
         os.environ.pop(name, None)
     os.environ.update({name: value for name, value in variables.items() if name in _ASKED})
-    # Fusions that Transformer Engine or Apex bring are not installed here; they change no layout.
-    sys.argv = ["pretrain_gpt.py", *words, "--no-rope-fusion", "--no-gradient-accumulation-fusion"]
+    sys.argv = ["pretrain_gpt.py", *words]
     arguments = parse_args()
     validate_args(arguments)
     config = core_transformer_config_from_args(arguments)

@@ -67,7 +67,7 @@ def read_words(words: list[str], given: Given, folder: Path | None) -> Reading:
             base, named = _fields(found)
         named = named or _TASK.sub("", recipe).replace("_", "-")
         model = model or model_named(named)
-    off = switched_off(words)
+    off = switched_off(words, recipe)
     if str(override(words, "train.skip_train")).lower() == "true":
         raise SpecError("train.skip_train", True, "does not train; a training run is expected")
     if given.model is None and model is not None and not base:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from meshwright.imports.formats.bridge_overrides import USUAL
+
 _TABLES = ("model", "train", "optimizer", "ddp", "dist", "dataset", "checkpoint", "tokenizer", "scheduler", "comm_overlap", "rng",
            "logger", "validation", "profiling", "mixed_precision", "peft", "inprocess_restart", "ft", "straggler")  # fmt: skip
 RENAMED = {
@@ -11,6 +13,7 @@ RENAMED = {
     "num-layers-in-first-pipeline-stage": "decoder-first-pipeline-num-layers",
     "num-layers-in-last-pipeline-stage": "decoder-last-pipeline-num-layers",
     "sequence-length": "seq-length", "seq-len": "seq-length", "fp8-param": "fp8-param-gather",
+    "seq-len-interpolation-factor": "rotary-seq-len-interpolation-factor",
     "packed-sequence-specs.packed-sequence-size": "seq-length",
 }  # fmt: skip
 _SILENT = ("logger", "validation", "checkpoint", "rng", "profiling", "scheduler", "straggler", "ft", "inprocess_restart",
@@ -65,7 +68,8 @@ def _special(flags: dict[str, Any], field: str, value: str) -> bool:
     elif field in ("model.gradient_accumulation_fusion", "model.activation_func", "optimizer.use_distributed_optimizer",
                    "tokenizer.vocab_size", "model.pipeline_dtype", "model.cuda_graph_warmup_steps",
                    # YaRN's band in latent attention: numbers without a cost.
-                   "model.beta_fast", "model.beta_slow", "model.original_max_position_embeddings"):  # fmt: skip
+                   "model.beta_fast", "model.beta_slow", "model.original_max_position_embeddings",
+                   "tokenizer.use_tokenizer_vocab_size") or (on and field in USUAL):  # fmt: skip
         pass
     elif field.startswith("mixed_precision."):
         name = field.partition(".")[2].replace("_", "-")

@@ -31,15 +31,37 @@ _ON = {
 }  # fmt: skip
 
 
+USUAL = (*(f for f, what in _ON.items() if what == _FUSION), "model.deallocate_pipeline_outputs")
+"""Fields that say nothing new where an override has them on."""
+_BARE = "vanilla_gpt"
+_OFF_IN_BARE = {
+    "model.bias_activation_fusion": ("model.gated_linear_unit", "true"),
+    "model.bias_dropout_fusion": None,
+    "model.apply_rope_fusion": ("model.position_embedding_type", "rope"),
+}
+"""What the recipe of a bare model, which takes Megatron-Core's own defaults, leaves off unless it is told, and where it
+would do something."""
+
+
 def override(words: list[str], field: str) -> str:
     """What an override says of a field, the last one counting; empty where there is none."""
     said = [w.lstrip("+").partition("=")[2] for w in words if w.lstrip("+").startswith(f"{field}=")]
     return said[-1].strip("\"'") if said else ""
 
 
-def switched_off(words: list[str]) -> list[tuple[str, str]]:
+def switched_off(words: list[str], recipe: str = "") -> list[tuple[str, str]]:
     """Fields that overrides turn against the recipe's default, and what that means."""
-    return [(field, what) for field, what in _ON.items() if override(words, field).lower() == "false"]  # fmt: skip
+    bare = _OFF_IN_BARE.items() if recipe.startswith(_BARE) else ()
+    unsaid = [
+        field
+        for field, where in bare
+        if not override(words, field) and (where is None or override(words, where[0]) == where[1])
+    ]
+    return [
+        (field, what)
+        for field, what in _ON.items()
+        if override(words, field).lower() == "false" or field in unsaid
+    ]
 
 
 def reshaped(model: Model, words: list[str], flags: dict[str, Any]) -> Model:
