@@ -298,3 +298,24 @@ def test_a_comment_after_a_backslash_does_not_drop_the_rest() -> None:
     reading = _read(script)
     assert (reading.model_name, reading.per_host) == ("Qwen/Qwen2.5-7B", 2)
     assert any("lacks a backslash" in one.text for one in reading.remarks)
+
+
+_RUN = 'seq_len = 2048\n[model]\nname = "Qwen/Qwen3-0.6B"\n[orchestrator]\nbatch_size = 128\n[trainer.optim]\nlr = 3e-6\n{more}[inference]\n'
+
+
+@pytest.mark.parametrize(
+    ("more", "loss"),
+    [("", "chunked"), ('[trainer.model]\nfused_lm_head_token_chunk_size = "disabled"\n', "framework"), ("[trainer.model]\nfused_lm_head_token_chunk_size = 512\n", "chunked")],
+)  # fmt: skip
+def test_prime_rl_s_reinforcement_takes_the_head_in_chunks(more: str, loss: str) -> None:
+    assert import_text(_RUN.format(more=more), "rl.toml", GUESS).job.loss == loss
+
+
+def test_prime_rl_s_supervised_runs_hold_whole_logits() -> None:
+    said = _PRIME.replace(
+        "[data]", "fused_lm_head_token_chunk_size = 512\ncompile = 'None'\n[data]"
+    )
+    found = import_text(said, "sft.toml", GUESS)
+    assert found.job.loss == "framework"
+    assert ["holds all logits" in one for one in _said(found, "model.fused_lm_head_token_chunk_size")] == [True]  # fmt: skip
+    assert not _said(found, "model.compile")

@@ -42,6 +42,10 @@ _ON = frozenset({"ac", "ac_offloading", "optim_cpu_offload"})
 """What the newest release does where nothing is said."""
 
 
+_FUSED = ("fused_lm_head_token_chunk_size", "fused_lm_head_chunk_size")
+"""How releases call the tokens that the head takes at once: in reinforcement alone, and by itself."""
+
+
 def _by_itself(folder: Path | None) -> frozenset[str]:
     """Settings of the model that are on where nothing is said: as the checkout at hand has them, else the newest release."""
     for place in _CLASSES:
@@ -52,8 +56,8 @@ def _by_itself(folder: Path | None) -> frozenset[str]:
             if isinstance(node, ast.ClassDef) and node.name == "ModelConfig":
                 fields = {one.target.id: one.value for one in node.body if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)}  # fmt: skip
                 off = {name for name, value in fields.items() if value is None or (isinstance(value, ast.Constant) and not value.value)}  # fmt: skip
-                return _ON & (fields.keys() - off)
-    return _ON
+                return _ON & (fields.keys() - off) | (fields.keys() & set(_FUSED))
+    return _ON | set(_FUSED)
 
 
 def read(data: dict[str, Any], given: Given, folder: Path | None = None) -> Reading:
@@ -82,6 +86,7 @@ def read(data: dict[str, Any], given: Given, folder: Path | None = None) -> Read
         reading.note("the trainer is priced, not inference or the orchestrator")
         reading.guess("--seq", f"rows are packed to {reading.seq_len} tokens; full ones are priced")
         reading.job["document_masking"] = True
+        _head(options, reading, at, _by_itself(folder))
     if options.has("deployment.num_train_gpus", "deployment.num_gpus"):
         reading.devices = options.whole("deployment.num_train_gpus", "deployment.num_gpus")
     elif options.has("deployment.num_train_nodes", "deployment.num_nodes"):
@@ -146,12 +151,22 @@ def _model_parts(options: Options, reading: Reading, at: str, on: frozenset[str]
             reading, rank=options.whole(*name("lora.rank"), default=16), alpha=options.number(*name("lora.alpha"), default=32),
             targets=options.raw(*name("lora.target_modules")), dropout=options.number(*name("lora.dropout")),
         )  # fmt: skip
+    if options.loose(*name("compile")).lower() == "none":
+        options.read |= {one for one in options.values if one in name("compile")}
     quant = options.word(*name("quantization.type"), default="")
     summed = 2 if options.word(*name("reduce_dtype"), default="float32") == "bfloat16" else 4
     recipe = RECIPES["fp8" if quant else "bf16-fp32-grads"]
     if options.word(*name("optimization_dtype"), default="float32") == "bfloat16":
         recipe = RECIPES["pure-bf16"]
     reading.job["precision"] = recipe.but(gradient_reduce_bytes=summed).model_dump()
+
+
+def _head(options: Options, reading: Reading, at: str, on: frozenset[str]) -> None:
+    """The head and its loss, which reinforcement takes in chunks of tokens: no whole logits."""
+    names = [f"{place}{field}" for field in _FUSED for place in (f"{at}model.", "model.")]
+    said = str(options.raw(*names) or "").lower()
+    if said != "disabled" and (said or on & set(_FUSED)):
+        reading.job["loss"] = "chunked"
 
 
 def _full_offload(options: Options, names: tuple[str, str]) -> bool:
