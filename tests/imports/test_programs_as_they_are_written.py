@@ -257,3 +257,74 @@ def test_one_walk_finds_the_calls_that_a_program_comes_to(certain: bool, kind: s
     tree = ast.parse("known = True\n" + kind + BRANCHES)
     calls = [dotted(one.func) for one in calls_reached(tree, Known(tree).holds, certain)]
     assert calls == [one.rpartition("-")[2] for one in expected.split()]
+
+
+def test_a_program_beside_our_script_that_only_speaks_of_it_is_read_itself(tmp_path: Path):
+    code = "import torch\nclass GPT: is_causal = True\nmodel = GPT()\n"
+    alone = '"""As train_fsdp.py has it."""\n' + code + SIZES + STEPS
+    other = code + SIZES.replace("10, 5, 640", "4, 4, 128") + STEPS
+    lay(tmp_path, {"train_pp.py": alone, "train_fsdp.py": other})
+    assert import_file(tmp_path / "train_pp.py", GUESS).model.layers == 10
+
+
+@pytest.mark.parametrize(
+    ("line", "precision"),
+    [
+        ("from tiny_deepspeed.core import AdamW\n", "fp32"),
+        ("dtype = torch.bfloat16\nmodel.to(dtype).to(device)\n", "pure-bf16"),
+        ("dtype = torch.float32\nmodel.to(dtype).to(device)\n", "fp32"),
+    ],
+)
+def test_the_width_of_a_loop_is_that_of_its_own_lines(line: str, precision: str):
+    code = "import torch\nclass GPT: is_causal = True\nmodel = GPT()\n" + line
+    assert import_text(code + SIZES + STEPS, "train.py", GUESS).job.precision.name == precision
+
+
+def test_the_ffn_of_lit_llama_is_rounded_as_its_code_says():
+    sizes = "n_embd, n_layer, n_head, batch_size, block_size, vocab_size = 512, 8, 8, 4, 256, 6400\n"  # fmt: skip
+    code = "class SwiGLU(nn.Module):\n    n_hidden = int(2 * hidden / 3)\n    n_hidden = find_multiple(n_hidden, 256)\ndef rope(x): return scaled_dot_product_attention(x, x, x, is_causal=True)\n"  # fmt: skip
+    found = import_text("import torch\n" + sizes + code + STEPS, "train.py", GUESS)
+    assert found.model.ffn == 1536
+
+
+ENGINE = """
+import torch, deepspeed
+from transformers import AutoModelForCausalLM
+from settings import ds_config
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-7B", torch_dtype=torch.bfloat16)
+engine, optimizer, _, _ = deepspeed.initialize(config=ds_config, model=model, model_parameters=model.parameters())
+for batch in loader:
+    engine.backward(engine(batch).loss)
+    engine.step()
+"""
+SETTINGS = """
+base = {"batch": 4}
+ds_config = {"train_micro_batch_size_per_gpu": base["batch"], "gradient_accumulation_steps": 3, "bf16": {"enabled": True},
+             "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
+"""
+
+
+def test_the_table_that_makes_deepspeed_s_engine_is_the_run_s(tmp_path: Path):
+    lay(tmp_path, {"settings.py": SETTINGS, "train.py": ENGINE})
+    found = import_file(tmp_path / "train.py", GUESS)
+    assert (found.layout.zero, found.layout.micro_batch, found.offload) == (2, 4, {"optimizer"})
+    assert found.job.global_batch == 4 * 3 * found.layout.dp
+    assert (found.job.framework, found.job.precision.name) == ("deepspeed", "bf16")
+
+
+def test_a_model_that_a_file_at_hand_makes_when_it_is_imported_is_followed(tmp_path: Path):
+    loads = 'from transformers import AutoModelForCausalLM\nname = "mistralai/Mistral-7B-v0.1"\nmodel = AutoModelForCausalLM.from_pretrained(name)\n'  # fmt: skip
+    trains = 'from load import model\nfrom transformers import Trainer, TrainingArguments\nTrainer(model=model, args=TrainingArguments(output_dir="out", per_device_train_batch_size=4)).train()\n'  # fmt: skip
+    lay(tmp_path, {"load.py": loads, "train.py": trains})
+    assert import_file(tmp_path / "train.py", GUESS).model.name == "mistral-7b"
+
+
+@pytest.mark.parametrize(("head", "refused"), [("n_out", True), ("vocab_size", False)])
+def test_a_transformer_without_a_vocabulary_is_none_of_text(head: str, refused: bool):
+    code = f"import torch\nclass GPT(nn.Module):\n    is_causal = True\n    head = nn.Linear(n_embd, {head})\nmodel = GPT()\n"  # fmt: skip
+    sizes = "n_layer, n_head, n_embd, block_size, batch_size = 10, 5, 640, 512, 6\n"
+    if refused:
+        with pytest.raises(SpecError, match="no vocabulary"):
+            import_text(code + sizes + STEPS, "train.py", GUESS)
+    else:
+        assert import_text(code + sizes + STEPS, "train.py", GUESS).model.layers == 10

@@ -42,6 +42,9 @@ from meshwright.imports.script_devices import name_maker
 from meshwright.specs.errors import SpecError
 from meshwright.specs.foreign import read_text
 
+_ON_OURS = re.compile(r"^\s*(?:from|import) train_fsdp\b", re.M)
+"""A script of ours that uses the model and the splits of the one beside it."""
+
 
 def read(
     text: str, name: str, given: Given, folder: Path | None, stamp: Stamp
@@ -67,7 +70,7 @@ def read(
         return logs.whole("PyTorch script", job, layout, model=given.model or model), stamp
     path = (folder or Path()) / "train_fsdp.py"
     beside_it = folder is not None and Path(name).name != "train_fsdp.py" and path.is_file()
-    if "train_fsdp" in text and beside_it:
+    if beside_it and _ON_OURS.search(text):
         inner = read_text(path)
         found, below = read(inner, str(path), given, folder, read_stamp(inner))
         return found, stamp if stamp != Stamp() else below

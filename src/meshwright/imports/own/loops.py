@@ -58,7 +58,9 @@ _FABRIC = re.compile(r"\bFabric\(")
 _NARROW = re.compile(r"(?i)16|8|half")
 """A width below 32 bits, as options spell it."""
 _AUTOCASTS = re.compile(r"\bautocast\(")
-_NARROWS = re.compile(r"(?i)autocast|b?float16|\.half\(|\bb?fp?16|\bamp\b|precision|deepspeed")
+_NARROWS = re.compile(
+    r"(?i)autocast|b?float16|\.half\(|\bb?fp?16|\bamp\b|precision|(?<![a-z_])deepspeed"
+)
 _WIDTHS = {"mixed_precision", "precision", "dtype", "torch_dtype", "compute_dtype", "bf16", "fp16", "use_bf16", "use_fp16"}  # fmt: skip
 _SWITCHES = (
     "bf16",
@@ -126,7 +128,7 @@ def read(launch: Launch, given: Given, folder: Path | None) -> Reading | None:
     whole = "\n".join([text, *others])
     if not {"optimizer", "optim"} & set(options):  # one that an option chooses is read by it
         optimize(reading, text, others)
-    store(reading, text)
+    store(reading, text, {**own, **said})
     for one in (path.name, str(said.get("algorithm", "")), str(said.get("rl_algorithm", ""))):
         name_task(reading, one)
     name_made(reading, text)

@@ -39,8 +39,10 @@ def parts_of(text: str, folder: Path | None) -> list[ast.stmt]:
     for node in [one for one in ast.walk(tree) if isinstance(one, ast.ImportFrom)]:
         for name in node.names:
             alias = name.asname or name.name
-            if alias in called - own and not _ASIDE.search(alias) and len(found) < _MOST:
-                found = _defined(node, name.name, alias, folder) | found
+            if alias in own or _ASIDE.search(alias) or len(found) >= _MOST:
+                continue
+            made = _defined(node, name.name, alias, folder) if alias in called else _made(node, name.name, alias, folder)  # fmt: skip
+            found = made | found
     return [one for name, one in found.items() if name not in own]
 
 
@@ -79,6 +81,16 @@ def _computes(function: ast.FunctionDef) -> bool:
     """Whether a function is short and gives something back (`resolve_dtype`)."""
     gives = any(isinstance(one, ast.Return) and one.value is not None for one in ast.walk(function))
     return gives and (function.end_lineno or 0) - function.lineno <= _SHORT
+
+
+def _made(node: ast.ImportFrom, name: str, alias: str, folder: Path) -> dict[str, ast.stmt]:
+    """The lines by which a file at hand makes the model that a program takes from it (`from load import model`), with its constants."""
+    path = imported_file(node, folder) if alias == name and "model" in name.lower() else None
+    inner = parse_python(read_text(path, "file")) if path is not None else None
+    lines = [] if inner is None else [one for one in inner.body if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Name)]  # fmt: skip
+    if not any(ast.unparse(one.targets[0]) == name and _MAKES.search(ast.unparse(one.value)) for one in lines):  # fmt: skip
+        return {}
+    return {f"{ast.unparse(one.targets[0])} {one.lineno}": _moved(one, "") for one in lines}
 
 
 def _with_those_called(name: str, functions: dict[str, ast.FunctionDef]) -> dict[str, ast.FunctionDef]:  # fmt: skip

@@ -68,7 +68,7 @@ _CONSTANTS = ("MAX_LENGTH", "MAXLEN", "MAX_SEQ_LENGTH", "MAX_SEQ_LEN", "MAX_LEN"
 """Names of the length at which a program cuts its texts by its own lines."""
 _UNSLOTHS = re.compile(r"\bFast\w*Model\b")
 _CALLS = ("Config", "Arguments", "from_pretrained", "prepare_model", "get_peft_model",
-          "Args", "Trainer", "Accelerator", "DataLoader", "TextDataset")  # fmt: skip
+          "Args", "Trainer", "Accelerator", "DataLoader", "TextDataset", "deepspeed.initialize")  # fmt: skip
 _OTHERS = ("basicConfig", "GenerationConfig", "AutoConfig", "okenizer", "Processor", "parse_args", "TrainerState", "Callback",
            "Sampling")  # fmt: skip
 
@@ -202,6 +202,9 @@ def _from_calls(tree: ast.Module, known: Known, found: dict[str, Any]) -> list[A
         if "okenizer" in called:
             lengths += [value for key, value in known.keywords(call) if key == "max_length"]
             continue
+        if called == "deepspeed.initialize":
+            _of_engine(dict(known.keywords(call)), found)
+            continue
         if _UNSLOTHS.search(called):
             found["_unsloth"] = True
         if called.endswith("Trainer"):
@@ -252,6 +255,17 @@ def _from_calls(tree: ast.Module, known: Known, found: dict[str, Any]) -> list[A
         if other and not any(_OF_LORA.search(one) for one in map(_named, calls_reached(tree, known.holds))):  # fmt: skip
             found["use_peft"], found["peft_type"] = True, other.group(1).lower()
     return lengths
+
+
+def _of_engine(words: Mapping[str, Any], found: dict[str, Any]) -> None:
+    """Take the table, or the file, by which a loop makes DeepSpeed's engine, and the batch that it says."""
+    table = words.get("config") or words.get("config_params")
+    if isinstance(table, dict):
+        for ours, theirs in (("per_device_train_batch_size", "train_micro_batch_size_per_gpu"), ("gradient_accumulation_steps",) * 2):  # fmt: skip
+            if _counts(table.get(theirs)):
+                found.setdefault(ours, table[theirs])
+    if isinstance(table, dict) or str(table).endswith(".json"):
+        found.setdefault("deepspeed", table)
 
 
 def _from_keywords(call: ast.Call, tree: ast.Module, known: Known, found: dict[str, Any]) -> None:

@@ -40,6 +40,11 @@ _OTHER = re.compile(
 """What such a program would have, was it to train something else than a decoder of text."""
 _SEES = re.compile(r"\bpixel_values\b|\bvisual_embeds\b|\bvision_tokens\b|\bimage_embeds\b")
 """What only a loop has whose model sees."""
+_LAYERS = re.compile(r"\bnn\.Linear\(|\bnnx\.Linear\(|\beqx\.nn\.Linear\(")
+_TOKENS = re.compile(
+    r"(?i)vocab|tokeni[sz]|tiktoken|input_ids|token_ids|\bstoi\b|\btokens\b *=|n_tokens|num_tokens|alphabet|cross_?entropy"
+)
+"""What the code of a model of text says somewhere, or of its loss."""
 _SHAPE = (option_names.LAYERS, option_names.HIDDEN, option_names.HEADS)
 _TESTS = re.compile(r"^(?:    )?def test_\w+\(|^import (?:pytest|unittest)\b", re.M)
 _ADAPTS = re.compile(
@@ -78,6 +83,8 @@ def read(text: str, name: str, given: Given, folder: Path | None) -> Reading | N
     tree = parse_python(text)
     if tree is None:
         return None
+    if given.model is None and _LAYERS.search(whole) and not _TOKENS.search(whole):
+        raise SpecError("file", Path(name).name, f"trains a transformer of something else than text: its code has no vocabulary, no tokenizer and no cross entropy: {PLANNED}")  # fmt: skip
     own = said_by(tree, parts[1:])
     several = own.pop(SEVERAL, 0)
     if not option_names.says_tokens(own) and (
@@ -109,6 +116,6 @@ def read(text: str, name: str, given: Given, folder: Path | None) -> Reading | N
     if several and given.model is None:
         reading.guess("--model", f"the program has {several} tables of sizes; the first is taken")
     optimize(reading, text, parts[1:])
-    store(reading, text)
+    store(reading, text, own)
     build(reading, whole, given, own)
     return reading

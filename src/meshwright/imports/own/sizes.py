@@ -309,9 +309,18 @@ _IN_16_BITS = re.compile(
 )
 
 
-def store(reading: Reading, text: str) -> None:
-    """Take weights, and with them gradients and moments, in 16 bits where the loop casts its whole model."""
-    if not _IN_16_BITS.search(text) or SHARDS.search(text):
+_IN_A_WIDTH = re.compile(r"\bmodel\.to\((?:[^()\n]*, *)?(?:dtype=)?(?:\w+\.)*(?:torch_)?dtype\b")
+"""A model that is cast to a width by its usual name."""
+
+
+def store(reading: Reading, text: str, own: Mapping[str, Any]) -> None:
+    """Take weights, and with them gradients and moments, in 16 bits where the loop casts its whole model.
+
+    Args:
+        own: what the program says of sizes and settings.
+    """
+    named = own.get("dtype") == "bfloat16" and _IN_A_WIDTH.search(text)
+    if not (named or _IN_16_BITS.search(text)) or SHARDS.search(text):
         return  # FSDP's own policies say in which width its shards are
     recipe = RECIPES["pure-bf16"]
     optimizer = OptimizerRecipe.model_validate(reading.job.get("optimizer", {}))
