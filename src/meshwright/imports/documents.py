@@ -20,6 +20,7 @@ from meshwright.imports.formats import (
     arctic,
     areal,
     automodel,
+    autotrain,
     axolotl,
     bridge_saved,
     bridge_tables,
@@ -314,7 +315,7 @@ FRAMEWORKS = (
         arctic, areal, automodel, easydel, easyr1, fairseq2, realhf, levanter, mindspeed_fsdp2
     ),
     *_as_told(roll, picotron, fast_llm, tunix, veomni, zeroband),
-    *_as_told_beside(oumi, axolotl, llama_factory),
+    *_as_told_beside(oumi, autotrain, axolotl, llama_factory),
     Format(
         lambda d: "_component_" in d.text and torchtune.is_config(d.data),
         lambda d: torchtune.read(d.data, d.given, d.overrides, d.text),

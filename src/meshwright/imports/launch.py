@@ -48,6 +48,7 @@ _TOOLS = (
     "open_instruct",
     "oumi",
     "litgpt",
+    "autotrain",
     "primus-cli",
     "nemo",
 )

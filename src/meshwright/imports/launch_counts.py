@@ -87,8 +87,8 @@ def count(script: Script, launch: Launch) -> None:
     if workers and local:  # MindSpore's msrun
         hosts, per_host = hosts or max(workers // local, 1), per_host or local
     include = option("include")
-    if include.startswith("localhost:"):
-        per_host = per_host or len(include.partition(":")[2].split(","))
+    if seen := include.removeprefix("localhost:") if include.startswith("localhost:") else "":
+        per_host = per_host or len(seen.split(","))
         hosts = hosts or 1
     processes = whole(option("num-processes", "np", "n"))
     hosts = hosts or next((n for one in ("nodes", "N", "nnodes") if (n := whole(script.sbatch.get(one, "")))), 0)  # fmt: skip

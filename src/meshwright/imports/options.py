@@ -11,7 +11,7 @@ from typing import Any
 from meshwright.imports.numbers import with_numbers
 from meshwright.imports.option_tables import choices, idle, known
 from meshwright.imports.reading import Reading, Remark
-from meshwright.imports.shell.words import shown, unmarked, unset
+from meshwright.imports.shell.words import readable, shown, unmarked, unset
 from meshwright.specs.errors import SpecError
 
 _TRUE = frozenset({"true", "yes", "on", "1"})
@@ -319,7 +319,7 @@ class Missing(SpecError):
     def __init__(self, option: str, name: str, text: str, others: list[str] | None = None) -> None:
         self.missing = name
         self.others = others or []
-        name, _, said = name.replace("\xa0", " ").partition("=")
+        name, _, said = readable(name).partition("=")
         plain = name.lstrip("$")
         if name.isdigit():
             remedy = f'the script takes it as its argument {name}: --args "…" gives all of them; --guess takes what it can'
@@ -362,7 +362,7 @@ def flags_of(words: list[str]) -> dict[str, Any]:
             continue
         name, equals, inline = word.lstrip("-").partition("=")
         values = [inline] if equals else []
-        while not equals and index < len(words) and not _is_flag(words[index]):
+        while not equals and index < len(words) and not _ends_value(words[index]):
             values.append(words[index])
             index += 1
         # A variable that nothing sets expands to no word at all, beside a value.
@@ -381,6 +381,11 @@ def _of_options(value: str) -> bool:
     """Whether a word is nothing but a variable that nothing sets and that is named after options."""
     names = unset(value)
     return not unmarked(value) and bool(names) and all(_MORE.search(one) for one in names)
+
+
+def _ends_value(word: str) -> bool:
+    """Whether a word is an option and no value, also one of a single letter, which no name says what it is."""
+    return _is_flag(word) or re.fullmatch(r"-[A-Za-z]", word) is not None
 
 
 def _is_flag(word: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Iterable
 
 from meshwright.imports.reading import Reading
 from meshwright.imports.shell.state import Script
@@ -62,6 +63,21 @@ def device_named(text: str) -> str:
                 load_cluster(f"{one}:1x8")
                 return one
     return ""
+
+
+_RESOURCE = re.compile(r"(?:^|[./])accelerator_(?:type|shape):(?:(\d+)x)?([\w-]+)$")
+"""How Ray asks for a kind of device, by the name of a resource (`accelerator_type:L4`, Anyscale's `accelerator_shape:4xL4`)."""
+
+
+def take_resources(names: Iterable[str], reading: Reading) -> set[str]:
+    """Take the device that Ray's workers ask for by the name of a resource, and how many one host has; these names come back."""
+    found = {name: said for name in names if (said := _RESOURCE.search(name)) is not None}
+    for said in found.values():
+        device, each, world = device_named(said[2].replace("-", " ")), int(said[1] or 0), reading.devices  # fmt: skip
+        reading.device = reading.device or device
+        if each and world and world % each == 0:
+            reading.hosts, reading.per_host, reading.devices = world // each, each, 0
+    return set(found)
 
 
 def one_task(script: Script) -> bool:

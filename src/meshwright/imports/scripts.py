@@ -50,6 +50,7 @@ from meshwright.imports.own import commands as usual_commands
 from meshwright.imports.own import hydra as own_hydra
 from meshwright.imports.own import loops as own_loops
 from meshwright.imports.own import tables as own_tables
+from meshwright.imports.own.spelled import spelled_out
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.script_devices import (
     device_named,
@@ -101,6 +102,7 @@ def read(
         raise SpecError("file", name, nothing_found(script, text))
     if launch.other:
         raise SpecError("file", name, f"{posixpath.basename(launch.other)[:60]} does not train; a training script is expected{starts_another(text)}")  # fmt: skip
+    launch.words = spelled_out(launch.words, launch.program, folder)
     if llmc.reads(launch):
         reading = llmc.read_words(launch, given, script)
     else:

@@ -91,6 +91,11 @@ _WIDTH_NAMES = (
     "quant_bits",
     "bits",
     "quant",
+    "quantization_bit",
+    "quantization_bits",
+    "quant_bit",
+    "quant_bits",
+    "bits",
 )
 
 
@@ -103,6 +108,20 @@ def width_in_words(options: Options) -> int:
             options.read.add(name)
             return int(found.group(1))
     return 0
+
+
+_TUNERS = ("method", "training_method", "train_method", "finetuning_method", "finetune_method", "fine_tuning_method", "tuning_mode")  # fmt: skip
+_TUNER = re.compile(r"(full|q?lora|q?dora)(?:[-_ ]?(?:ft|sft|fine[-_ ]?tun\w*|param\w*))?")
+
+
+def tuner_in_words(options: Options) -> str:
+    """`full`, `lora`, `qlora`, `dora` or `qdora` where a file says by one word which weights train; empty where it does not."""
+    for name in _TUNERS:
+        found = _TUNER.fullmatch(str(options.values.get(name, "")).strip().lower())
+        if found is not None:
+            options.read.add(name)
+            return found.group(1)
+    return ""
 
 
 def refuse_vectors(option: str, method: str) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshwright.imports.beside import program_beside
 from meshwright.imports.formats import accelerate, trl_command
-from meshwright.imports.formats.hf_adapters import read_adapters
+from meshwright.imports.formats.hf_adapters import read_adapters, take_file
 from meshwright.imports.formats.hf_launcher import launcher, one_process
 from meshwright.imports.formats.hf_lengths import sequences
 from meshwright.imports.formats.hf_nested import lifted, raised
@@ -182,6 +182,7 @@ def fill(
     """
     options.guessing = given.guess
     options.values = lifted(options.values)
+    take_file(options, reading, folder)
     reading.model = given.model or reading.model
     reading.model_name = reading.model_name or _named(options)
     if options.has("freeze_encoder", "val_max_target_length"):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
+from meshwright.imports.beside import beside
+from meshwright.imports.interpolate import read_table
 from meshwright.imports.options import Options
 from meshwright.imports.reading import Reading
 from meshwright.imports.tuning import (
@@ -12,8 +15,34 @@ from meshwright.imports.tuning import (
     adapters,
     refuse_vectors,
     stored_by_name,
+    tuner_in_words,
     width_in_words,
 )
+
+_FILES = ("peft_config_path", "lora_config_path", "adapter_config_path", "peft_config_file", "lora_config_file", "peft_config", "lora_config", "adapter_config")  # fmt: skip
+"""Options that name the file of adapters, or the folder that PEFT saved them in."""
+_OF_FILE = ("r", "lora_alpha", "lora_dropout", "target_modules", "modules_to_save", "use_dora", "peft_type", "init_r")  # fmt: skip
+
+
+def take_file(options: Options, reading: Reading, folder: Path | None) -> None:
+    """Add what the file of adapters says that an option names; what stands beside it counts over it.
+
+    Raises:
+        SpecError: it is no table.
+    """
+    name = next((one for one in _FILES if isinstance(options.values.get(one), str)), "")
+    named = options.loose(name) if name else ""
+    if not re.search(r"[/.]", named):
+        return
+    path = beside(folder, f"{named}/adapter_config.json") or beside(folder, named)
+    if path is None or path.suffix not in (".json", ".yaml", ".yml"):
+        reading.guess(name, f"{named[-60:]} is not here: what it says of the adapters is not seen")
+        return
+    said = read_table(path)
+    inner = next((one for key in ("peft_config", "lora_config", "lora") if isinstance(one := said.get(key), dict)), said)  # fmt: skip
+    for field in _OF_FILE:
+        if inner.get(field) is not None:
+            options.values.setdefault("lora_r" if field == "r" else field, inner[field])
 
 
 def read_adapters(options: Options, reading: Reading) -> None:
@@ -50,6 +79,7 @@ def read_adapters(options: Options, reading: Reading) -> None:
         re.search("lora|peft", name) and options.values[name] is False for name in options.assumed
     )
     said = any(name in options and not (off and name in options.assumed) for name in ranks)
+    word = tuner_in_words(options)
     asked = options.flag(
         "is_lora",
         "use_peft",
@@ -59,12 +89,12 @@ def read_adapters(options: Options, reading: Reading) -> None:
         "lora_enable",
         "enable_lora",
         "use_peft_lora",
-        default=said,
+        default=(bool(word) and word != "full") or (said and not word),
     )
     if "trainable" in options and options.has("lora_rank"):
         options.values.setdefault("target_modules", options.loose("trainable"))
     eight = options.flag("load_in_8bit", "use_8bit_quantization", "use_8bit")
-    quantises = options.flag("q_lora", "use_qlora")
+    quantises = options.flag("q_lora", "use_qlora", default=word.startswith("q"))
     four = options.flag(
         "load_in_4bit",
         "use_4bit_quantization",
@@ -72,14 +102,15 @@ def read_adapters(options: Options, reading: Reading) -> None:
         "bnb_use_4bit",
         default=(quantises or _chosen(options)) and not eight,
     )
-    bits = 4 if four else 8 if eight else _bits(options)
+    width = _bits(options)
+    bits = 4 if four else 8 if eight else width
     if bits and not asked and not four and bits < 16 and not _adapts(options):
         reading.unmodelled("load_in_8bit" if eight else "quantization_bit", f"weights in {bits} bits do not train without adapters, and none are named; all weights are priced in 16 bits as trained")  # fmt: skip
     if asked and not four and stored_by_name(reading.model_name):
         bits = 4  # the checkpoint's weights are quantised, whatever the options say
         reading.note("the checkpoint's weights are in 4 bits, by its name", "model_name_or_path")
     if asked or four:
-        kind = options.word("bnb_4bit_quant_type", "quantization_type", default="nf4")
+        kind = options.word("bnb_4bit_quant_type", "quantization_type", "quant_type", default="nf4")
         twice = _twice(options)
         targets = options.raw("lora_target_modules", "lora_target", "target_modules")
         if targets is None and options.has("use_peft", "peft_type"):
@@ -95,7 +126,7 @@ def read_adapters(options: Options, reading: Reading) -> None:
         adapters(
             reading, rank=rank, alpha=_alpha(options, reading), targets=targets,
             bits=bits if bits in (4, 8) else 0, storage=kind if bits == 4 and kind in ("nf4", "fp4") else "",
-            method="dora" if options.flag("use_dora") else "lora", dropout=options.number("lora_dropout"),
+            method="dora" if options.flag("use_dora", default=word.endswith("dora")) else "lora", dropout=options.number("lora_dropout"),
             option="lora_target_modules", twice=twice, whole=options.raw("modules_to_save", "lora_modules_to_save"),
             upcast=options.flag("prepare_model_for_kbit_training"),
         )  # fmt: skip
@@ -144,7 +175,7 @@ def _bits(options: Options) -> int:
     """Bits of the frozen weights; ms-swift's `float8` is eight."""
     if width := width_in_words(options):
         return width
-    names = ("quantization_bit", "quant_bits", "bits")
+    names = ("quantization_bit", "quantization_bits", "quant_bit", "quant_bits", "bits")
     for name in names:
         if str(options.values.get(name)).lower() in ("float8", "fp8"):
             options.read.add(name)

@@ -21,6 +21,11 @@ _AROUND = (
     "bitsandbytes.",
     "parallelism_config.",
 )
+_QUANTISES = ("quantization_config.", "bnb_config.", "quantization.", "bnb.", "quant.", "quantisation.", "bitsandbytes.")  # fmt: skip
+"""Tables of how frozen weights are stored."""
+_OF_BITS = {"bits": "bits", "num_bits": "bits", "quant_type": "bnb_4bit_quant_type", "double_quant": "bnb_4bit_use_double_quant",
+            "use_double_quant": "bnb_4bit_use_double_quant", "compute_dtype": "bnb_4bit_compute_dtype"}  # fmt: skip
+"""Fields of such tables by the names that they have outside."""
 _FIELDS = re.compile(
     r"load_in_[48]bit|use_[48]bit|use_qlora|bnb_4bit_\w+|torch_dtype|dtype|attn_implementation|tp_plan|(?:tp|cp|sp)_size|"
     r"dp_(?:shard|replicate)_size|device_map|use_cache"
@@ -56,6 +61,7 @@ def lifted(values: dict[str, Any]) -> dict[str, Any]:
             opened[name] = value if table is None else table
         else:
             opened |= flattened(table, f"{name}.")
+    opened = _without_idle_tables(opened)
     found: dict[str, Any] = {}
     inner: dict[str, Any] = {}
     whole: dict[str, dict[str, Any]] = {}
@@ -74,6 +80,13 @@ def lifted(values: dict[str, Any]) -> dict[str, Any]:
     return {**inner, **found, **whole}
 
 
+def _without_idle_tables(opened: dict[str, Any]) -> dict[str, Any]:
+    """Options without the tables of quantised weights that are switched off, and without the switch of those that are on."""
+    switches = {f"{around}enabled" for around in _QUANTISES} & set(opened)
+    idle = tuple(one.removesuffix("enabled") for one in switches if opened[one] is False)
+    return {name: one for name, one in opened.items() if name not in switches and not name.startswith(idle)} if switches else opened  # fmt: skip
+
+
 def _inside(name: str) -> str:
     """The field that a dotted name ends in, where it is one of such a table; else empty."""
     short = name
@@ -81,6 +94,8 @@ def _inside(name: str) -> str:
         short = short.removeprefix(around)
     if short != name and _FIELDS.fullmatch(short):
         return short
+    if short != name and name.startswith(_QUANTISES) and short in _OF_BITS:
+        return _OF_BITS[short]
     for around in _ADAPTERS:
         field = name.removeprefix(around)
         if field != name and _OF_PEFT.fullmatch(field):

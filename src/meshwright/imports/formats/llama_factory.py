@@ -9,6 +9,7 @@ from meshwright.imports.formats import hf, mcore_adapter
 from meshwright.imports.names import model_named, refuse_other
 from meshwright.imports.options import Options, flattened
 from meshwright.imports.reading import PROJECTOR, Given, Reading
+from meshwright.imports.script_devices import take_resources
 from meshwright.imports.tasks import name_task
 from meshwright.imports.tuning import adapters, frozen_part, trained
 from meshwright.specs.errors import SpecError
@@ -23,6 +24,10 @@ def is_config(data: dict[str, Any]) -> bool:
     return ("model_name_or_path" in data or "model" in data) and bool(
         {"finetuning_type", "stage", "dist_config", "model_class"} & set(data)
     )
+
+
+_TRAINS = ("do_train", "dataset", "per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "num_train_epochs", "max_steps", "output_dir")  # fmt: skip
+"""What a configuration has that trains, of which one for chat has none."""
 
 
 def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
@@ -49,6 +54,8 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
             options.loose("export_dir"),
             "this configuration exports weights; it does not train",
         )
+    if not options.has(*_TRAINS):
+        raise SpecError("file", "the configuration", "does not train: it names a model for chat or export, and neither data, a batch nor do_train")  # fmt: skip
     if options.has("infer_backend", "chat_template") and not options.has(
         "per_device_train_batch_size", "do_train"
     ):
@@ -73,13 +80,14 @@ def fill(
         SpecError: a value that cannot be.
     """
     kind = options.word("finetuning_type", default="lora")
-    bits = options.whole("quantization_bit")
+    bits = _width(options)
     if "cutoff_len" not in options:
         options.values["cutoff_len"] = 2048
         reading.guess("--seq", "cutoff_len is not set; LLaMA-Factory's own, 2048, is taken")
     if options.has("ray_num_workers", "ray_run_name") and not reading.world():
         each = options.whole("resources_per_worker.GPU", default=1) or 1
         reading.devices = (options.whole("ray_num_workers", default=1) or 1) * each
+        options.read |= take_resources(options.values, reading)
     rank = options.whole("lora_rank", default=8) or 8
     options.raw("quantization_method")
     off, twice = (
@@ -144,6 +152,14 @@ def fill(
         # LLaMA-Factory checkpoints every layer unless it is told not to.
         reading.layout["recompute"] = "full"
     return reading
+
+
+def _width(options: Options) -> int:
+    """Bits of the frozen weights; LLamaTuner, which has these words, too, has one switch more."""
+    bits = options.whole("quantization_bit", "quant_bit")
+    if not options.has("use_qlora"):
+        return bits
+    return (bits or 4) if options.flag("use_qlora") else 0
 
 
 _LAYERS = ("freeze_trainable_layers", "freeze_trainable_modules", "freeze_extra_modules")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from meshwright.imports.formats import (
+    autotrain,
     easylm,
     fms_fsdp,
     litgpt,
@@ -38,6 +39,8 @@ def read(script: Script, launch: Launch, given: Given, folder: Path | None) -> R
         return open_lm.read_words(launch, given, folder)
     if nanochat.reads(launch):
         return nanochat.read_words(launch, given, folder, script)
+    if autotrain.reads(launch):
+        return autotrain.read_words(script, launch, given, folder)
     if xtuner.reads(launch):
         return xtuner.read_words(launch, given, folder)
     if llm_recipes.has_words(launch):

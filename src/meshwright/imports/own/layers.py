@@ -17,6 +17,8 @@ from meshwright.specs.foreign import read_text
 
 RECOMPUTES = ("gradient_checkpointing_enable", "activation_checkpointing_enable", "apply_activation_checkpointing", "checkpoint_wrapper")  # fmt: skip
 """Ends of the names of calls that recompute a model's layers."""
+PREPARES = ("prepare_model_for_kbit_training", "prepare_model_for_int8_training")
+"""PEFT's preparation of weights that are quantised, as it is called since 0.4 and before."""
 _ADAPTERS = {"r": "lora_r", "lora_alpha": "lora_alpha", "target_modules": "lora_target_modules", "lora_dropout": "lora_dropout",
              "modules_to_save": "modules_to_save", "use_dora": "use_dora"}  # fmt: skip
 
@@ -51,6 +53,17 @@ def own_adapters(program: str, folder: Path | None, said: dict[str, Any]) -> dic
     return {}
 
 
+def recomputes_prepared(call: ast.Call, known: Known) -> bool:
+    """Whether PEFT's preparation switches recomputation on: unless it is told not to; told what the trainer is, it adds nothing."""
+    told = next((one.value for one in call.keywords if one.arg == "use_gradient_checkpointing"), None)  # fmt: skip
+    told = call.args[1] if told is None and len(call.args) > 1 else told
+    said = dict(known.keywords(call)).get("use_gradient_checkpointing")
+    said = known.value(told) if said is None and told is not None else said
+    if said is None and told is not None:
+        return not ast.unparse(told).endswith("gradient_checkpointing")
+    return said is None or said is True
+
+
 def makes_none(program: str, folder: Path | None, said: dict[str, Any]) -> bool:
     """Whether a program at hand knows adapters and makes none by what it is told: a default rank alone says nothing.
 
@@ -68,10 +81,8 @@ def recomputes(tree: ast.AST, known: Known) -> bool:
         called = dotted(call.func)
         if called.endswith(RECOMPUTES):
             return True
-        if called.endswith("prepare_model_for_kbit_training"):
-            said = dict(known.keywords(call)).get("use_gradient_checkpointing")
-            if said is None or said is True:
-                return True
+        if called.endswith(PREPARES) and recomputes_prepared(call, known):
+            return True
     return False
 
 
@@ -96,7 +107,7 @@ _NARROWED = re.compile(r"[\"'](?:lm_head|embed_tokens)[\"'] in name\b")
 def upcasts(tree: ast.AST, known: Known) -> bool:
     """Whether PEFT's preparation keeps in fp32 what is not quantised, and nothing casts it back."""
     calls = calls_reached(tree, known.holds)
-    prepares = any(dotted(one.func).endswith("prepare_model_for_kbit_training") for one in calls)
+    prepares = any(dotted(one.func).endswith(PREPARES) for one in calls)
     return prepares and _NARROWED.search(ast.unparse(tree)) is None
 
 
@@ -131,9 +142,9 @@ def own_switches(program: str, folder: Path | None, said: dict[str, Any]) -> dic
         called = ast.unparse(node.func)
         if called.endswith(RECOMPUTES):
             found["gradient_checkpointing"] = True
-        elif called.endswith("prepare_model_for_kbit_training"):
-            again = dict(known.keywords(node)).get("use_gradient_checkpointing")
-            found |= {"prepare_model_for_kbit_training": True} | ({"gradient_checkpointing": True} if again is None or again is True else {})  # fmt: skip
+        elif called.endswith(PREPARES):
+            again = recomputes_prepared(node, known)
+            found |= {"prepare_model_for_kbit_training": True} | ({"gradient_checkpointing": True} if again else {})  # fmt: skip
         elif called.endswith(("Config", "Arguments", "Trainer")) and "Lora" not in called:
             words = dict(known.keywords(node))
             length = next((words[one] for one in _LENGTHS if isinstance(words.get(one), int)), 0)

@@ -16,7 +16,7 @@ LENGTHS = (
     "context_size", "context_window", "train_batch_len", "max_context_length", "max_len", "n_ctx", "n_positions", "max_tokens_count",
 )  # fmt: skip
 MICRO = (
-    "micro_batch_size", "micro_batch", "per_device_train_batch_size", "micro_train_batch_size", "batch_size_per_device", "device_batch_size",
+    "micro_batch_size", "micro_batch", "per_device_train_batch_size", "micro_train_batch_size", "batch_size_per_device", "train_batch_size_per_device", "device_batch_size",
     "train_micro_batch_size", "batch_size_per_gpu", "per_gpu_batch_size", "per_device_batch_size", "per_gpu_train_batch_size",
     "micro_batch_size_per_gpu", "train_micro_batch_size_per_gpu", "batch_size_training", "train_batch_size", "batch_size", "bs", "mbs",
 )  # fmt: skip

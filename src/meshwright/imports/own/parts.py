@@ -13,7 +13,7 @@ from meshwright.specs.foreign import read_text
 
 _MAKES = re.compile(
     r"\b(?:BitsAndBytesConfig|LoraConfig|TrainingArguments|(?:SFT|DPO|GRPO|KTO|ORPO|Reward|RLOO|CPO)Config|get_peft_model"
-    r"|prepare_model_for_kbit_training|FastLanguageModel\.\w+|\w*(?:CausalLM|LMHeadModel)\.from_pretrained|gradient_checkpointing_enable)\("
+    r"|prepare_model_for_(?:kbit|int8)_training|FastLanguageModel\.\w+|\w*(?:CausalLM|LMHeadModel)\.from_pretrained|gradient_checkpointing_enable)\("
 )
 """What a function has that says how a model is loaded, adapted or trained."""
 _ASIDE = re.compile(r"(?i)eval|generat|infer|predict|judge|reward|teacher|ref_|_ref\b|reference|merge|test|push|upload")  # fmt: skip
@@ -26,7 +26,7 @@ _LATER = 1_000_000
 
 
 def parts_of(text: str, folder: Path | None) -> list[ast.stmt]:
-    """Functions that a program imports from files at hand and calls, where they make a model or its configuration.
+    """Functions and objects that a program imports from files at hand, where they make a model or its configuration.
 
     What of the same file they call in turn comes along, and the constants that they read.
     """
@@ -34,16 +34,39 @@ def parts_of(text: str, folder: Path | None) -> list[ast.stmt]:
     if tree is None or folder is None:
         return []
     called = _called(tree)
+    read = {one.id for one in ast.walk(tree) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)}  # fmt: skip
     own = {one.name for one in ast.walk(tree) if isinstance(one, (ast.FunctionDef, ast.ClassDef))}
     found: dict[str, ast.stmt] = {}
     for node in [one for one in ast.walk(tree) if isinstance(one, ast.ImportFrom)]:
         for name in node.names:
             alias = name.asname or name.name
+            if _ASIDE.search(alias) or len(found) >= _MOST:
+                continue
+            if alias in called - own:
+                found = _defined(node, name.name, alias, folder) | found
+            elif alias in read - own:
+                found = _made(node, name.name, alias, folder) | found
             if alias in own or _ASIDE.search(alias) or len(found) >= _MOST:
                 continue
             made = _defined(node, name.name, alias, folder) if alias in called else _made(node, name.name, alias, folder)  # fmt: skip
             found = made | found
     return [one for name, one in found.items() if name not in own]
+
+
+def _made(node: ast.ImportFrom, name: str, alias: str, folder: Path) -> dict[str, ast.stmt]:
+    """A configuration that a file makes for those that import it (`lora_config = LoraConfig(…)`), with the constants that it reads."""
+    path = imported_file(node, folder)
+    inner = parse_python(read_text(path, "file")) if path is not None else None
+    lines: dict[str, ast.Assign] = {}
+    for line in inner.body if inner is not None else []:
+        if isinstance(line, ast.Assign) and isinstance(line.targets[0], ast.Name):
+            lines[line.targets[0].id] = line
+    made = lines.get(name)
+    if made is None or not isinstance(made.value, ast.Call) or not _MAKES.search(ast.unparse(made.value)):  # fmt: skip
+        return {}
+    read = [one.id for one in ast.walk(made.value) if isinstance(one, ast.Name) and one.id in lines]
+    under = {**{one: lines[one] for one in read}, alias: made}
+    return {key: _moved(one, key) for key, one in under.items()}
 
 
 def _called(tree: ast.AST) -> set[str]:

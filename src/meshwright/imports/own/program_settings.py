@@ -353,7 +353,7 @@ def _of_a_loop(found: dict[str, Any], known: Known, below: Mapping[str, Any]) ->
 
 def _calls(tree: ast.AST, known: Known) -> Iterator[ast.Call]:
     """Calls that make what a training is configured with, by line; what never runs is left out."""
-    idle = _idle(tree)
+    idle = _idle(tree) | _unused_adapters(tree, known)
     datasets = {one.name for one in ast.walk(tree) if isinstance(one, ast.ClassDef) and one.name.endswith(("Dataset", "Collator"))}  # fmt: skip
     for call in calls_reached(tree, known.holds):
         if call in idle:
@@ -364,6 +364,19 @@ def _calls(tree: ast.AST, known: Known) -> Iterator[ast.Call]:
         made = made or _hands_on(known.functions.get(called)) or called in datasets
         if made or cuts:
             yield call
+
+
+def _unused_adapters(tree: ast.AST, known: Known) -> set[ast.expr]:
+    """Descriptions of adapters where every call that would put them into the model stands in a branch that is not taken."""
+    calls = [one for one in ast.walk(tree) if isinstance(one, ast.Call)]
+    puts = [one for one in calls if dotted(one.func).endswith("get_peft_model")]
+    if not puts:
+        return set()
+    taken = list(calls_reached(tree, known.holds))
+    handed = any(key.arg == "peft_config" for one in taken for key in one.keywords)
+    if handed or any(one in taken for one in puts):
+        return set()
+    return {one for one in calls if _OF_LORA.search(dotted(one.func))}
 
 
 def _idle(tree: ast.AST) -> set[ast.expr]:

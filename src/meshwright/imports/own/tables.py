@@ -15,7 +15,7 @@ from meshwright.imports.other_models import refuse_tables, says_text
 from meshwright.imports.own import option_names, usual
 from meshwright.imports.own.made_with import describes, usual_names
 from meshwright.imports.reading import Given, Reading
-from meshwright.imports.script_devices import device_named
+from meshwright.imports.script_devices import device_named, take_resources
 from meshwright.imports.tasks import is_task, name_task
 from meshwright.imports.tuning import refuse_vector_tables
 from meshwright.specs.errors import SpecError
@@ -41,17 +41,13 @@ _RATES = (
     "lr", "learning_rate", "max_learning_rate", "max_lr", "lr0", "lr_max", "base_lr", "peak_lr", "init_lr", "initial_lr",
     "peak_learning_rate", "base_learning_rate", "initial_learning_rate",
 )  # fmt: skip
-_BATCHES = (
-    "micro_batch_size", "per_device_train_batch_size", "train_batch_size", "batch_size", "device_batch_size",
-    "train_micro_batch_size", "batch_size_per_device", "batch_size_per_gpu", "per_gpu_batch_size", "per_device_batch_size",
-    "per_gpu_train_batch_size", "micro_batch_size_per_gpu", "train_batch_size0", "global_batch_size",
-)  # fmt: skip
+_BATCHES = (*option_names.MICRO, "train_batch_size0", "global_batch_size")
 _RENAMED = {
     "lora.rank": "lora_rank", "lora.r": "lora_r", "lora.alpha": "lora_alpha", "lora.target_modules": "lora_target_modules",
     "lora.dropout": "lora_dropout", "distributed_args.stage": "zero_stage", "deepspeed.stage": "zero_stage", "zero.stage": "zero_stage", "optimizer_args.class_name": "optimizer", "full_shard": "use_fsdp",
     "activation_checkpointing.enabled": "activation_checkpointing", "gradient_checkpointing.enabled": "gradient_checkpointing",
     "adapter.type": "peft_method", "adapter.r": "lora_r", "adapter.alpha": "lora_alpha", "adapter.target_modules": "lora_target_modules",
-    "train_batch_size0": "per_device_train_batch_size", "adapter.dropout": "lora_dropout", "gradient_checkpointing.activate": "gradient_checkpointing", "gradient_checkpointing.use": "gradient_checkpointing", "quantization.bits": "bits", "fsdp.enabled": "use_fsdp", "lora.enabled": "use_lora", "peft.enabled": "use_peft", "fp8.enabled": "fp8_enabled",
+    "train_batch_size0": "per_device_train_batch_size", "adapter.dropout": "lora_dropout", "gradient_checkpointing.activate": "gradient_checkpointing", "gradient_checkpointing.use": "gradient_checkpointing", "quantization.bits": "bits", "deepspeed.config_path": "deepspeed_config", "deepspeed.config_file": "deepspeed_config", "deepspeed.config": "deepspeed_config", "fsdp.enabled": "use_fsdp", "lora.enabled": "use_lora", "peft.enabled": "use_peft", "fp8.enabled": "fp8_enabled",
 }  # fmt: skip
 """Names whose last part alone says too little."""
 _OF_LORA = re.compile(
@@ -144,7 +140,7 @@ def read(data: dict[str, Any], given: Given, folder: Path | None = None) -> Read
         renamed = _RENAMED.get(_OF_LORA.sub("lora.", tail), _RENAMED.get(last, last))
         if value is not None and not _MODELS.search(name) and not _of_another(name):
             flags.setdefault(renamed, value)
-    for name in ("num_nodes", "nodes", *_PER_HOST, *_tasks(flags)):
+    for name in ("num_nodes", "nodes", *_PER_HOST, *_WHOLE, *_tasks(flags)):
         flags.pop(name, None)
     if "fsdp_algorithm" in flags and flags.pop(
         "fsdp_algorithm"
@@ -187,10 +183,18 @@ def read(data: dict[str, Any], given: Given, folder: Path | None = None) -> Read
     hosts, per_host = (_number(flat, *names) for names in (("num_nodes", "nodes"), _PER_HOST))  # fmt: skip
     per_host = per_host or (len(listed[0]) if listed else 0)
     reading.hosts, reading.per_host = (hosts or 1, per_host) if per_host else (0, 0)
+    _count(flat, reading)
     reading.shard = _number(flat, "data_parallel_sharding_world_size", "shard_degree")
     if not reading.shard and any(one.option.startswith(("hybrid", "hsdp")) for one in reading.remarks):  # fmt: skip
         reading.shard = reading.per_host  # which the remark says
     return reading
+
+
+def _count(flat: dict[str, Any], reading: Reading) -> None:
+    """Take the devices of all hosts together, where a table says them so, and what Ray's workers ask for."""
+    reading.devices = 0 if reading.per_host else _number(flat, *_WHOLE)
+    asked = {one.rpartition(".")[2] for one in take_resources(flat, reading)}
+    reading.remarks = [one for one in reading.remarks if one.option not in asked]
 
 
 def _tasks(flags: dict[str, Any]) -> list[str]:
@@ -205,6 +209,8 @@ def _shard(reading: Reading) -> None:
 
 _LISTED = ("device", "devices", "gpu_ids", "device_ids", "gpu_id", "cuda_devices")
 _PER_HOST = ("gpus_per_node", "num_gpus_per_node", "devices", "gpus", "num_gpus")
+_WHOLE = ("num_devices", "world_size", "num_training_workers", "total_gpus", "num_processes")
+"""Names of the devices of all hosts together."""
 _KIND = re.compile(
     r"(?:^|\.)(?:trainer|training|train|method|rl|alignment)\.(?:type|method|trainer_type|algorithm|stage)$|^(?:method|stage|rl|algo|algorithm|rl_algorithm)$|(?:^|\.)dataset_type$"
 )

@@ -109,6 +109,9 @@ def read_table(
     if str(options.values.get("device")).lower() == "tpu":
         options.read.add("device")
         reading.likely = "tpu-v4"
+    if str(options.values.get("device")).lower() == "cpu":
+        options.read.add("device")
+        reading.unmodelled("device", "cpu: the run is on processors; the cluster's devices are priced")  # fmt: skip
     _degrees(options, reading)
     _sharding(options, reading)
     _job(options, reading)
@@ -236,8 +239,9 @@ def _degrees(options: Options, reading: Reading) -> None:
 def _sharding(options: Options, reading: Reading) -> None:
     strategy = options.word("sharding_strategy", "fsdp_sharding_strategy", "dist_strategy", "fsdp_type")  # fmt: skip
     strategy = strategy.replace("-", "_").removeprefix("fsdp_") or strategy
-    if not strategy and str(options.values.get("strategy")).strip().lower() in (*_SHARDING, "auto"):
-        strategy = options.word("strategy")  # of many things a program calls so
+    for name in ("strategy", "accelerate_mode"):  # of many things a program calls so
+        if not strategy and str(options.values.get(name)).strip().lower() in (*_SHARDING, "auto"):
+            strategy = options.word(name)
     stage = options.whole("zero_stage", "deepspeed_stage", default=-1, least=-1)
     switches = (*FSDP, *(["fsdp"] if _is_switch(options.values.get("fsdp")) else []))  # fmt: skip
     fsdp = options.flag(*switches) if options.has(*switches) else False

@@ -122,8 +122,8 @@ def _awk(text: str, words: list[str]) -> str | None:
     if said is None:
         return None
     lines = []
-    for line in text.splitlines():
-        fields = line.split(said["by"])
+    for line in text.splitlines() or [""]:  # what `echo` prints of nothing is a line, too
+        fields = line.split(said["by"]) if line else []
         what = said["what"]
         if what == "$0":
             lines.append(line)
@@ -131,7 +131,7 @@ def _awk(text: str, words: list[str]) -> str | None:
             lines.append(str(len(fields)))
         else:
             at = len(fields) if what == "$NF" else int(what[1:])
-            lines.append(fields[at - 1] if at <= len(fields) else "")
+            lines.append(fields[at - 1] if 0 < at <= len(fields) else "")
     return "\n".join(lines)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from meshwright.imports.shell.files import file_text, table_lines
 from meshwright.imports.shell.filters import found_in, translated
 from meshwright.imports.shell.reals import said_by_awk, said_by_python
-from meshwright.imports.shell.words import Scope, arithmetic
+from meshwright.imports.shell.words import Scope, arithmetic, readable, unset
 
 if TYPE_CHECKING:
     from meshwright.imports.shell.state import Script
@@ -18,7 +18,7 @@ _DEVICES = re.compile(
     r"\bcuda\.device_count\(\)|\b(?:nvidia-smi|rocm-smi|npu-smi)\b.*(?:\bwc\b[^|]*-l|\bgrep\b[^|]*-c)",
     re.S,
 )
-_HOSTS = re.compile(r"\bscontrol\s+show\s+hostnames?\b.*\bwc\b[^|]*-l|\b(?:SLURM_(?:JOB_)?NODELIST|(?:PBS|COBALT)_NODEFILE)\b.*\bwc\b[^|]*-l|\bwc\b\s+-l\s*<?\s*\W*(?:PBS|COBALT)_NODEFILE\b", re.S)  # fmt: skip
+_HOSTS = re.compile(r"\bscontrol\s+show\s+hostnames?\b.*\bwc\b[^|]*-[lw]|\b(?:SLURM_(?:JOB_)?NODELIST|(?:PBS|COBALT)_NODEFILE)\b.*\bwc\b[^|]*-l|\bwc\b\s+-l\s*<?\s*\W*(?:PBS|COBALT)_NODEFILE\b", re.S)  # fmt: skip
 
 
 def simple_output(words: list[str], scope: Scope) -> str | None:
@@ -93,6 +93,16 @@ def counted_by_machine(script: Script, text: str) -> str:
         seen = script.value("CUDA_VISIBLE_DEVICES")
         listed = str(len(seen.split(","))) if re.fullmatch(r"\d+(?:,\s*\d+)*", seen) else ""
         return listed or script.value("SLURM_GPUS_ON_NODE") or str(devices or "")
-    if _HOSTS.search(text):
+    if _HOSTS.search(_opened(script, text)):
         return script.value("SLURM_NNODES") or str(hosts or "")
     return ""
+
+
+def _opened(script: Script, text: str) -> str:
+    """A command with the variables that hold what another would print by that other's text (`echo $nodes | wc -w`)."""
+
+    def one(match: re.Match[str]) -> str:
+        held = script.scope.variables.get(match[1], "")
+        return readable(held) if isinstance(held, str) and unset(held) else match[0]
+
+    return re.sub(r"\$\{?([A-Za-z_]\w*)(?:\[[@*]\])?\}?", one, text)

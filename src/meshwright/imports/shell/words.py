@@ -39,11 +39,14 @@ def mark(name: str) -> str:
     return f"{_OPEN}{_BLANKS.sub(_NO_BREAK, name).translate(_HIDDEN)}{_CLOSE}"
 
 
+def readable(name: str) -> str:
+    """The name inside a mark as a person wrote it."""
+    return name.translate(_READABLE).replace(_NO_BREAK, " ")
+
+
 def shown(text: str) -> str:
     """A text as a person wrote it: marks become `$NAME`."""
-    spelled = _MARK.sub(lambda match: _spelled(match.group(1).translate(_READABLE)), text).replace(
-        _NO_BREAK, " "
-    )
+    spelled = _MARK.sub(lambda match: _spelled(readable(match.group(1))), text)
     return re.sub(r"[\x00-\x1f\x7f]+", " ", spelled)
 
 
@@ -384,5 +387,6 @@ def arithmetic(raw: str, scope: Scope) -> str:
     if missing:
         return mark(missing[0])
     bare = re.sub(r"!(?!=)", " not ", bare.replace("&&", " and ").replace("||", " or "))
-    found = calculated(choices(bare))
+    # Where a name is empty two signs meet: Python knows `//`, no shell does.
+    found = None if "//" in bare else calculated(choices(bare))
     return mark(f"$(({text[:30]}))") if found is None else found
