@@ -243,3 +243,75 @@ def main():
 """
     with pytest.raises(SpecError, match="from its command line"):
         import_text(text, "pretrain_decoder.py", ONE_HOST)
+
+
+def test_a_command_that_resizes_a_library_s_recipe_keeps_its_family():
+    text = """nemo llm pretrain --factory "llama3_8b(name='x', num_nodes=1)" model.config.num_layers=1 model.config.hidden_size=256 model.config.ffn_hidden_size=512 \\
+  data.seq_length=128 data.global_batch_size=64 trainer.devices=1 trainer.strategy.tensor_model_parallel_size=1 trainer.strategy.context_parallel_size=1
+"""
+    model = import_text(text, "run.sh", Given(guess=True)).model
+    assert (model.layers, model.hidden, model.kv_heads, model.positions) == (1, 256, 8, "rope")
+    assert (model.gated, model.vocab, model.tied_embeddings) == (True, 128256, False)
+
+
+CUSTOM = """
+import nemo_run as run
+from nemo.collections import llm
+from nemo.collections.llm.recipes import llama3_8b
+
+def small():
+    recipe = llama3_8b.finetune_recipe(name="x", num_nodes=1, dir="/tmp", peft_scheme=None)
+    recipe.data = run.Config(MockDataModule, seq_length=8192, global_batch_size=512, micro_batch_size=1)
+    return recipe
+
+def wide():
+    recipe = small()
+    recipe.trainer.strategy.tensor_model_parallel_size = 8
+    return recipe
+
+if __name__ == "__main__":
+    run.cli.main(llm.finetune, default_factory=small)
+"""
+
+
+@pytest.mark.parametrize(("chosen", "tp"), [("", 2), ("--factory wide ", 8)])
+def test_a_program_of_nemo_s_command_line_takes_what_its_words_set(tmp_path, chosen, tp):
+    said = "data.global_batch_size=64 trainer.devices=8 model.config.num_layers=4"
+    if not chosen:
+        said += " trainer.strategy.tensor_model_parallel_size=2"
+    root = lay(tmp_path, {"custom.py": CUSTOM, "run.sh": f"python custom.py {chosen}{said}\n"})
+    found = import_file(root / "run.sh", Given(guess=True))
+    assert (found.layout.tp, found.job.global_batch, found.job.seq_len) == (tp, 64, 8192)
+    assert (found.model.layers, found.model.hidden, found.cluster.gpus) == (4, 4096, 8)
+    assert found.job.framework == "nemo"
+
+
+BRIDGE = """
+from megatron.bridge import AutoBridge
+from megatron.bridge.recipes.common import _sft_common
+from megatron.bridge.training.config import ConfigContainer
+
+def kimi_k2_sft_config() -> ConfigContainer:
+    cfg = _sft_common()
+    cfg.model = AutoBridge.from_hf_pretrained("moonshotai/Kimi-K2-Base").to_megatron_provider(load_weights=False)
+    cfg.model.seq_length = 4096
+    cfg.model.tensor_model_parallel_size = 8
+    cfg.model.pipeline_model_parallel_size = 8
+    cfg.model.virtual_pipeline_model_parallel_size = 2
+    cfg.model.expert_model_parallel_size = 32
+    cfg.model.moe_token_dispatcher_type = "flex"
+    cfg.model.moe_flex_dispatcher_backend = "deepep"
+    cfg.mixed_precision = "bf16_mixed"
+    cfg.train.global_batch_size = 256
+    cfg.train.micro_batch_size = 1
+    from megatron.bridge.recipes.deepseek.deepseek_v3 import set_deepseek_v3_pipeline_model_parallel_layout
+    set_deepseek_v3_pipeline_model_parallel_layout(cfg.model)
+    return cfg
+"""
+
+
+def test_a_recipe_takes_the_library_s_stages_and_its_dispatcher():
+    found = import_text(BRIDGE, "kimi_k2_sft.py", Given(guess=True))
+    assert found.layout.stage_layers == (4,) * 15 + (1,)
+    assert found.job.framework_options["expert_dispatch"] == "deduplicated"
+    assert not any("do not divide" in note for note in found.notes)

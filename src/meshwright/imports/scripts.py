@@ -303,6 +303,8 @@ def _recipe(program: str, words: list[str], given: Given, folder: Path | None) -
         return nemo_launcher.read(program, words, given, folder)
     if nemo_factories.is_command(words):
         return nemo_factories.read_words(program, words, given, folder)
+    if (own := nemo_factories.read_program(program, words, given, folder)) is not None:
+        return own
     return at_hand.recipe(program, words, given, folder)
 
 

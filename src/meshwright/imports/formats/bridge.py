@@ -20,7 +20,13 @@ from meshwright.imports.formats.bridge_overrides import (
     switched_off,
 )
 from meshwright.imports.formats.bridge_precision import precision_words
-from meshwright.imports.formats.bridge_programs import by_name, layout_letters, recipe_of, started
+from meshwright.imports.formats.bridge_programs import (
+    by_name,
+    layout_letters,
+    library_layout,
+    recipe_of,
+    started,
+)
 from meshwright.imports.formats.megatron import read as read_flags
 from meshwright.imports.names import guess_model, model_named, refuse_other
 from meshwright.imports.options import Missing, Options
@@ -198,6 +204,8 @@ def _told_outside(what: str) -> SpecError:
 def _read_made(made: Made, chosen: str, module: Module, given: Given) -> Reading:
     """What a configuration that was followed runs; `chosen` is its recipe's name."""
     flags, named = _fields(made)
+    if "pipeline-model-parallel-layout" not in flags and (layout := library_layout(module, flags)):
+        flags["pipeline-model-parallel-layout"] = layout
     if not named and "num-layers" not in flags:
         named = _TASK.sub("", chosen).replace("_", "-")
     if given.model is None:

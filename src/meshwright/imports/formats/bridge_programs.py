@@ -132,3 +132,23 @@ def layout_letters(stages: list[list[Any]]) -> str:
     """A pipeline layout of names, one list a stage, in Megatron-LM's letters."""
     letters = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
     return "|".join("".join(letters.get(str(part), "") for part in stage) for stage in stages)
+
+
+def library_layout(module: Module, flags: dict[str, Any]) -> str:
+    """The stages that Megatron-Bridge's own function for DeepSeek-V3's 61 layers gives a model, where a program calls it; empty otherwise.
+
+    recipes/deepseek/deepseek_v3.py has them for 4, 8 and 16 stages, chunks of one device counted apart; the last holds what is left.
+    """
+    calls = (dotted(one.func) for one in ast.walk(module.tree) if isinstance(one, ast.Call))
+    if not any(one.endswith("set_deepseek_v3_pipeline_model_parallel_layout") for one in calls):
+        return ""
+    chunks = 1
+    for name in ("pipeline-model-parallel-size", "num-virtual-stages-per-pipeline-rank"):
+        chunks *= int(flags[name]) if str(flags.get(name, "")).isdigit() else 1
+    if chunks not in (4, 8, 16):
+        return ""
+    held = -(-61 // chunks)
+    last = "t" * (61 - held * (chunks - 1))
+    ahead = str(flags.get("mtp-num-layers", ""))
+    end = "m" * int(ahead) if ahead in ("1", "2") else ""
+    return "|".join(["E" + "t" * held, *["t" * held] * (chunks - 2), f"{last}{end}L"])

@@ -387,6 +387,7 @@ def _job(options: Options, reading: Reading, dialect: str, zero: int) -> dict[st
         reading.note(
             "positions or loss restart at documents, attention does not", "--reset-position-ids"
         )
-    if options.whole("num-experts", "num-moe-experts") and deduplicates(options):
+    named = reading.model is not None and reading.model.experts is not None
+    if (named or options.whole("num-experts", "num-moe-experts")) and deduplicates(options):
         found["framework_options"] = {OPTION: DEDUPLICATED}
     return reading.job | found | graphs_and_capacity(options, reading, found)

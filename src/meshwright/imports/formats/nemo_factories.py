@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from meshwright.imports.beside import program_beside
@@ -16,6 +17,8 @@ from meshwright.specs.foreign import read_text
 
 _FACTORY = re.compile(r"(\w+)(\(.*\))?", re.DOTALL)
 _FIELD = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
+_MAIN = re.compile(r"\bcli\.main\(\s*[\w.]+\s*,\s*default_factory\s*=\s*(\w+)")
+_COMMAND = "recipe_of_the_command_line"
 
 
 def is_command(words: list[str]) -> bool:
@@ -33,19 +36,52 @@ def read_words(program: str, words: list[str], given: Given, folder: Path | None
     said = launch_option(words, ("factory",)).strip()
     found = _FACTORY.fullmatch(said)
     assert found is not None  # asked before
-    lines = [f"recipe = llm.{found.group(1)}.{_task(program, folder)}_recipe{found.group(2) or '()'}"]  # fmt: skip
-    for word in words:
-        field, equals, value = word.partition("=")
-        if equals and _FIELD.fullmatch(field):
-            lines.append(f"recipe.{field} = {_literal(value)}")
-    text = "\n".join(["from nemo.collections import llm", *lines]) + "\n"
+    recipe = f"llm.{found.group(1)}.{_task(program, folder)}_recipe{found.group(2) or '()'}"
+    lines = ["from nemo.collections import llm", f"recipe = {recipe}", *_set(words)]
+    text = _parsed("\n".join(lines) + "\n", said)
+    reading = nemo_recipes.read_recipe(parse_module(text, "command", None), "command", given)
+    reading.format = "NeMo 2 command"
+    return reading
+
+
+def read_program(program: str, words: list[str], given: Given, folder: Path | None) -> Reading | None:  # fmt: skip
+    """Return what a program runs that hands NeMo's command line a recipe of its own; None for another program.
+
+    Raises:
+        SpecError: a factory's arguments or a field that cannot be.
+    """
+    path = program_beside(folder, program)
+    if path is None:
+        return None
+    text = read_text(path, "file")
+    default = _MAIN.search(text)
+    if default is None:
+        return None
+    said = launch_option(words, ("factory",)).strip() or given.config or default.group(1)
+    found = _FACTORY.fullmatch(said)
+    if found is None or not re.search(rf"^def {found.group(1)}\(", text, re.MULTILINE):
+        return None
+    body = [f"recipe = {found.group(1)}{found.group(2) or '()'}", *_set(words), "return recipe"]
+    text += "".join([f"\n\ndef {_COMMAND}():", *(f"\n    {line}" for line in body)]) + "\n"
+    module = parse_module(_parsed(text, said), path.name, path.parent)
+    reading = nemo_recipes.read_recipe(module, path.name, replace(given, config=_COMMAND))
+    reading.format = f"NeMo 2 recipe {found.group(1)}"
+    return reading
+
+
+def _set(words: list[str]) -> list[str]:
+    """What words set on a recipe, as statements."""
+    split = [word.partition("=") for word in words]
+    return [f"recipe.{field} = {_literal(value)}" for field, equals, value in split
+            if equals and _FIELD.fullmatch(field)]  # fmt: skip
+
+
+def _parsed(text: str, said: str) -> str:
     try:
         ast.parse(text)
     except (SyntaxError, ValueError):
         raise SpecError("--factory", said[:80], "is no call of a recipe, as llama3_8b(num_nodes=2)") from None  # fmt: skip
-    reading = nemo_recipes.read_recipe(parse_module(text, "command", None), "command", given)
-    reading.format = "NeMo 2 command"
-    return reading
+    return text
 
 
 def _task(program: str, folder: Path | None) -> str:

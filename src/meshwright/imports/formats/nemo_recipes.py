@@ -173,10 +173,8 @@ def _read(parts: _Parts, module: Module, chosen: str, given: Given) -> Reading:
         flags["use-megatron-fsdp"] = True
     model = given.model or (model_named(spelled) if spelled else None)
     changed: list[tuple[str, str]] = []
-    if given.model is None and (
-        known := model_named(_of_class(parts.config.name.rsplit(".", 1)[-1]))
-    ):
-        # A class of a published model's, whose other fields stay as that has them.
+    if given.model is None and (known := model_named(_published(parts))):
+        # A published model's, whose other fields stay as that has them.
         model, changed = _resized(known, words, flags), other_kinds(words)
     if model is not None and given.model is None and (vocab := _vocabulary(parts)):
         model = model.but(vocab=vocab)
@@ -186,6 +184,12 @@ def _read(parts: _Parts, module: Module, chosen: str, given: Given) -> Reading:
     if strategy.fields.get("fsdp") == "pytorch" or "FSDP" in strategy.name:
         reading.layout["zero"] = 3
     return reading
+
+
+def _published(parts: _Parts) -> str:
+    """What names a published model whose fields a recipe sets: its configuration's class, or the library's recipe that makes it."""
+    bare = parts.config.name.rsplit(".", 1)[-1]
+    return _of_class(bare) if bare or not parts.known else _dashed(parts.library)
 
 
 def _vocabulary(parts: _Parts) -> int:
