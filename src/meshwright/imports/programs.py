@@ -17,7 +17,7 @@ from meshwright.imports.formats.hf_programs import trl_defaults
 from meshwright.imports.names import PLANNED, model_named
 from meshwright.imports.options import Options
 from meshwright.imports.other_models import refuse_other_bases, refuse_other_classes
-from meshwright.imports.own.arguments import of_engine, tables_beside
+from meshwright.imports.own.arguments import tables_beside
 from meshwright.imports.own.imported import imported_settings
 from meshwright.imports.own.layers import SHARED_BATCH, SHARED_STEPS, lay_out, says_compiled
 from meshwright.imports.own.made_models import made_model
@@ -142,9 +142,9 @@ def read(
     """
     text, written = _written(text)
     _refuse_other(text, name)
-    below = imported_settings(text, near := _near(name, folder))
+    near = _near(name, folder)
     found = _narrowed(text) | program_settings(
-        text, name, said, below, tables_beside(folder), parts_of(text, near)
+        text, name, said, imported_settings(text, near), tables_beside(folder), parts_of(text, near)
     )
     kinds = ("_python", "_unsloth", "_trainer", "_larger", "_shape", "_open", "_heard", "_elsewhere", "_turns")  # fmt: skip
     made = {key: found.pop(key, None) for key in kinds}
@@ -172,7 +172,6 @@ def read(
         reading.note(
             "what the program asks of its device (CUDA, bf16) counts as there", "torch.cuda"
         )
-    found = of_engine(text, said, below) | found
     if not made["_trainer"]:
         _looped(text, said, reading, made["_trainer"] is None and not name.endswith(".ipynb"))
         name_made(reading, text)

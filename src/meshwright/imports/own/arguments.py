@@ -85,37 +85,13 @@ def own_deepspeed(program: str, folder: Path | None, said: dict[str, Any]) -> di
     tree = parse_python(text) if "deepspeed.initialize(" in text else None
     if tree is None:
         return {}
-    return handed_to_deepspeed(tree, known_by(tree, said))
-
-
-def handed_to_deepspeed(tree: ast.AST, known: Known) -> dict[str, Any]:
-    """The table that a program hands to `deepspeed.initialize`, as far as it says it; empty without."""
+    known = known_by(tree, said)
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "deepspeed.initialize":
             words = dict(known.keywords(node))
             found = words.get("config") or words.get("config_params")
             return found if isinstance(found, dict) else {}
     return {}
-
-
-_OF_ENGINE = {"per_device_train_batch_size": "train_micro_batch_size_per_gpu", "gradient_accumulation_steps": "gradient_accumulation_steps"}  # fmt: skip
-
-
-def of_engine(text: str, said: dict[str, Any] | None, below: dict[str, Any]) -> dict[str, Any]:
-    """The table that a program hands to DeepSpeed's engine, with the batch and the width of its loop, by TrainingArguments' names.
-
-    Args:
-        said: its command line.
-        below: what it imports from files beside it.
-    """
-    tree = parse_python(text) if "deepspeed.initialize(" in text else None
-    table = {} if tree is None else handed_to_deepspeed(tree, Known(tree, said, below))
-    if not table:
-        return {}
-    found: dict[str, Any] = {"deepspeed": table}
-    found |= {ours: table[theirs] for ours, theirs in _OF_ENGINE.items() if isinstance(table.get(theirs), int)}  # fmt: skip
-    widths = {one: table[one] for one in ("bf16", "fp16") if isinstance(table.get(one), dict)}
-    return found | {one: True for one, inner in widths.items() if inner.get("enabled") is True}
 
 
 def typed(value: Any) -> Any:

@@ -34,39 +34,16 @@ def parts_of(text: str, folder: Path | None) -> list[ast.stmt]:
     if tree is None or folder is None:
         return []
     called = _called(tree)
-    read = {one.id for one in ast.walk(tree) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)}  # fmt: skip
     own = {one.name for one in ast.walk(tree) if isinstance(one, (ast.FunctionDef, ast.ClassDef))}
     found: dict[str, ast.stmt] = {}
     for node in [one for one in ast.walk(tree) if isinstance(one, ast.ImportFrom)]:
         for name in node.names:
             alias = name.asname or name.name
-            if _ASIDE.search(alias) or len(found) >= _MOST:
-                continue
-            if alias in called - own:
-                found = _defined(node, name.name, alias, folder) | found
-            elif alias in read - own:
-                found = _made(node, name.name, alias, folder) | found
             if alias in own or _ASIDE.search(alias) or len(found) >= _MOST:
                 continue
             made = _defined(node, name.name, alias, folder) if alias in called else _made(node, name.name, alias, folder)  # fmt: skip
             found = made | found
     return [one for name, one in found.items() if name not in own]
-
-
-def _made(node: ast.ImportFrom, name: str, alias: str, folder: Path) -> dict[str, ast.stmt]:
-    """A configuration that a file makes for those that import it (`lora_config = LoraConfig(…)`), with the constants that it reads."""
-    path = imported_file(node, folder)
-    inner = parse_python(read_text(path, "file")) if path is not None else None
-    lines: dict[str, ast.Assign] = {}
-    for line in inner.body if inner is not None else []:
-        if isinstance(line, ast.Assign) and isinstance(line.targets[0], ast.Name):
-            lines[line.targets[0].id] = line
-    made = lines.get(name)
-    if made is None or not isinstance(made.value, ast.Call) or not _MAKES.search(ast.unparse(made.value)):  # fmt: skip
-        return {}
-    read = [one.id for one in ast.walk(made.value) if isinstance(one, ast.Name) and one.id in lines]
-    under = {**{one: lines[one] for one in read}, alias: made}
-    return {key: _moved(one, key) for key, one in under.items()}
 
 
 def _called(tree: ast.AST) -> set[str]:
@@ -107,13 +84,22 @@ def _computes(function: ast.FunctionDef) -> bool:
 
 
 def _made(node: ast.ImportFrom, name: str, alias: str, folder: Path) -> dict[str, ast.stmt]:
-    """The lines by which a file at hand makes the model that a program takes from it (`from load import model`), with its constants."""
-    path = imported_file(node, folder) if alias == name and "model" in name.lower() else None
+    """The lines by which a file at hand makes what a program takes from it: a model (`from load import model`) or a configuration
+    (`from settings import lora_config`), with the constants that they read."""
+    path = imported_file(node, folder)
     inner = parse_python(read_text(path, "file")) if path is not None else None
     lines = [] if inner is None else [one for one in inner.body if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Name)]  # fmt: skip
-    if not any(ast.unparse(one.targets[0]) == name and _MAKES.search(ast.unparse(one.value)) for one in lines):  # fmt: skip
+    making = [one for one in lines if ast.unparse(one.targets[0]) == name and _MAKES.search(ast.unparse(one.value))]  # fmt: skip
+    if not making:
         return {}
-    return {f"{ast.unparse(one.targets[0])} {one.lineno}": _moved(one, "") for one in lines}
+    if (
+        alias == name and "model" in name.lower()
+    ):  # line by line: what is made first is changed by those after it
+        return {f"{ast.unparse(one.targets[0])} {one.lineno}": _moved(one, "") for one in lines}
+    read = {one.id for one in ast.walk(making[-1].value) if isinstance(one, ast.Name)}
+    under = {ast.unparse(one.targets[0]): one for one in lines if ast.unparse(one.targets[0]) in read}  # fmt: skip
+    made = _moved(making[-1], alias)
+    return {key: _moved(one, key) for key, one in under.items()} | {alias: made}
 
 
 def _with_those_called(name: str, functions: dict[str, ast.FunctionDef]) -> dict[str, ast.FunctionDef]:  # fmt: skip
@@ -134,4 +120,6 @@ def _moved(line: ast.stmt, name: str) -> ast.stmt:
     ast.increment_lineno(moved, _LATER)
     if isinstance(moved, ast.FunctionDef):
         moved.name = name
+    elif isinstance(moved, ast.Assign) and isinstance(moved.targets[0], ast.Name) and name:
+        moved.targets[0].id = name
     return moved

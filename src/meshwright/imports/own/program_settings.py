@@ -264,6 +264,10 @@ def _of_engine(words: Mapping[str, Any], found: dict[str, Any]) -> None:
         for ours, theirs in (("per_device_train_batch_size", "train_micro_batch_size_per_gpu"), ("gradient_accumulation_steps",) * 2):  # fmt: skip
             if _counts(table.get(theirs)):
                 found.setdefault(ours, table[theirs])
+        for width in ("bf16", "fp16"):
+            inner = table.get(width)
+            if isinstance(inner, dict) and inner.get("enabled") is True:
+                found.setdefault(width, True)
     if isinstance(table, dict) or str(table).endswith(".json"):
         found.setdefault("deepspeed", table)
 
