@@ -4,7 +4,7 @@ import pytest
 
 from meshwright.imports.files import import_file
 from meshwright.imports.reading import Given
-from meshwright.imports.scripts import starts_arguments
+from meshwright.imports.script_refusals import starts_arguments
 from meshwright.specs.clusters import load_cluster
 from meshwright.specs.errors import SpecError
 

@@ -319,3 +319,15 @@ def test_prime_rl_s_supervised_runs_hold_whole_logits() -> None:
     assert found.job.loss == "framework"
     assert ["holds all logits" in one for one in _said(found, "model.fused_lm_head_token_chunk_size")] == [True]  # fmt: skip
     assert not _said(found, "model.compile")
+
+
+@pytest.mark.parametrize(("default", "name"), [("True", "bf16"), ("False", "fp32")])
+def test_fsdp_casts_in_a_loop_of_one_s_own(default: str, name: str) -> None:
+    text = (
+        "import torch\nfrom torch.distributed.fsdp import FullyShardedDataParallel as FSDP, MixedPrecision\nfrom transformers import AutoModelForCausalLM\n"
+        f"use_mixed_precision: bool = {default}\nbatch_size = 2\nmax_length = 512\n"
+        "policy = MixedPrecision(\n    param_dtype=torch.bfloat16,\n    reduce_dtype=torch.bfloat16,\n)\n"
+        "model = FSDP(AutoModelForCausalLM.from_pretrained('gpt2-medium'), mixed_precision=policy if use_mixed_precision else None)\n"
+        "optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)\nfor batch in loader:\n    loss = model(**batch).loss\n    loss.backward()\n    optimizer.step()\n"
+    )
+    assert import_text(text, "fsdp_sft.py", GUESS).job.precision.compute == name

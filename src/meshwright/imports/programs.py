@@ -19,7 +19,13 @@ from meshwright.imports.options import Options
 from meshwright.imports.other_models import refuse_other_bases, refuse_other_classes
 from meshwright.imports.own.arguments import tables_beside
 from meshwright.imports.own.imported import imported_settings
-from meshwright.imports.own.layers import SHARED_BATCH, SHARED_STEPS, lay_out, says_compiled
+from meshwright.imports.own.layers import (
+    SHARED_BATCH,
+    SHARED_STEPS,
+    lay_out,
+    narrowed,
+    says_compiled,
+)
 from meshwright.imports.own.made_models import made_model
 from meshwright.imports.own.option_names import NAMES
 from meshwright.imports.own.parts import parts_of
@@ -143,7 +149,7 @@ def read(
     text, written = _written(text)
     _refuse_other(text, name)
     near = _near(name, folder)
-    found = _narrowed(text) | program_settings(
+    found = narrowed(text) | program_settings(
         text, name, said, imported_settings(text, near), tables_beside(folder), parts_of(text, near)
     )
     kinds = ("_python", "_unsloth", "_trainer", "_larger", "_shape", "_open", "_heard", "_elsewhere", "_turns")  # fmt: skip
@@ -313,15 +319,6 @@ def _looped(text: str, said: dict[str, Any] | None, reading: Reading, alone: boo
         says_compiled(tree, known, reading)
     if re.search(r"\bFSDP\(|FullyShardedDataParallel\(|\bfully_shard\(", text):
         reading.layout["zero"] = 3
-
-
-def _narrowed(text: str) -> dict[str, Any]:
-    """In which width a loop of one's own computes, where it casts by itself."""
-    if not re.search(r"\bautocast\(", text) or re.search(
-        r"\bAccelerator\(|Trainer\(|Arguments\(", text
-    ):
-        return {}
-    return {"bf16": True} if "bfloat16" in text or "GradScaler" not in text else {"fp16": True}
 
 
 def _written(text: str) -> tuple[str, bool]:

@@ -57,3 +57,31 @@ def ask_for_included(script: Script, launch: Launch) -> None:
     told = next((one for one in script.missing if re.fullmatch(r"\$\{?\d\}?", one)), "")
     if told and any(unset(word) and not unmarked(word) for word in launch.words):
         raise Missing("source", told.strip("${}"), told)
+
+
+_LAUNCHER = re.compile(
+    r"(?:^|\W)(?:torchrun|torch\.distributed\.(?:run|launch)|deepspeed|srun|python3?)$"
+)
+_OWN_OPTION = re.compile(r"-\S+|[^\s\"'.]*\"?\$\{?(?!@|\*)\w\S*|\d+")
+_ARGUMENTS = frozenset({"$@", "${@}", "$*", "$1"})
+
+
+def starts_arguments(text: str) -> bool:
+    """Return whether a launcher stands with options of its own and then only the script's arguments."""
+    return any(_ends_in_arguments(line) for line in text.replace("\\\n", " ").splitlines())
+
+
+def _ends_in_arguments(line: str) -> bool:
+    words = line.split()
+    if len(words) < 2 or words[0].startswith("#"):
+        return False
+    last = words.pop()
+    if last not in _ARGUMENTS and (last[0] + last[-1] != '""' or last[1:-1] not in _ARGUMENTS):
+        return False
+    for at in range(len(words) - 1, -1, -1):
+        word = words[at]
+        if _LAUNCHER.search(word) or words[max(at - 1, 0) : at + 1] == ["accelerate", "launch"]:
+            return True
+        if not _OWN_OPTION.fullmatch(word):
+            return False
+    return False

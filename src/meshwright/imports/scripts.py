@@ -62,7 +62,12 @@ from meshwright.imports.script_devices import (
 )
 from meshwright.imports.script_files import configuration, started_in
 from meshwright.imports.script_megatron import read_megatron
-from meshwright.imports.script_refusals import ask_for_included, nothing_found, starts_another
+from meshwright.imports.script_refusals import (
+    ask_for_included,
+    nothing_found,
+    starts_another,
+    starts_arguments,
+)
 from meshwright.imports.shell.state import Script
 from meshwright.imports.shell.words import shown, unmarked, unset
 from meshwright.imports.word_overrides import overridden
@@ -151,34 +156,6 @@ def _take_counts(launch: Launch, reading: Reading) -> None:
         reading.hosts = launch.hosts or reading.hosts or 1
         whole = launch.devices % reading.hosts == 0
         reading.per_host = launch.devices // reading.hosts if whole else 0
-
-
-_LAUNCHER = re.compile(
-    r"(?:^|\W)(?:torchrun|torch\.distributed\.(?:run|launch)|deepspeed|srun|python3?)$"
-)
-_OWN_OPTION = re.compile(r"-\S+|[^\s\"'.]*\"?\$\{?(?!@|\*)\w\S*|\d+")
-_ARGUMENTS = frozenset({"$@", "${@}", "$*", "$1"})
-
-
-def starts_arguments(text: str) -> bool:
-    """Return whether a launcher stands with options of its own and then only the script's arguments."""
-    return any(_ends_in_arguments(line) for line in text.replace("\\\n", " ").splitlines())
-
-
-def _ends_in_arguments(line: str) -> bool:
-    words = line.split()
-    if len(words) < 2 or words[0].startswith("#"):
-        return False
-    last = words.pop()
-    if last not in _ARGUMENTS and (last[0] + last[-1] != '""' or last[1:-1] not in _ARGUMENTS):
-        return False
-    for at in range(len(words) - 1, -1, -1):
-        word = words[at]
-        if _LAUNCHER.search(word) or words[max(at - 1, 0) : at + 1] == ["accelerate", "launch"]:
-            return True
-        if not _OWN_OPTION.fullmatch(word):
-            return False
-    return False
 
 
 def _doubts(script: Script, reading: Reading) -> None:

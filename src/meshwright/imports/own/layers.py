@@ -266,3 +266,22 @@ def of_bmtrain(tree: ast.AST, known: Known, reading: Reading) -> None:
         reading.remarks = [one for one in reading.remarks if one.option not in ("sharding", "recompute")]  # fmt: skip
         reading.guess("bmtrain", "its blocks shard weights, gradients and states (ZeRO-3) and recompute, unless told otherwise")  # fmt: skip
         return
+
+
+_CASTS = re.compile(
+    r"\bMixedPrecision(?:Policy)?\(\s*param_dtype\s*=\s*torch\.(bfloat16|float16)\b"
+)
+_CASTS_NOT = re.compile(r"mixed_precision\s*(?::\s*bool\s*)?=\s*False\b|Trainer\(|Arguments\(")
+"""A switch that is off by itself, or a trainer with options of its own."""
+
+
+def narrowed(text: str) -> dict[str, Any]:
+    """In which width a loop of one's own computes, where it casts by itself, or lets FSDP cast."""
+    cast = _CASTS.search(text)
+    if cast is not None and _CASTS_NOT.search(text) is None:
+        return {"bf16": True} if cast.group(1) == "bfloat16" else {"fp16": True}
+    if not re.search(r"\bautocast\(", text) or re.search(
+        r"\bAccelerator\(|Trainer\(|Arguments\(", text
+    ):
+        return {}
+    return {"bf16": True} if "bfloat16" in text or "GradScaler" not in text else {"fp16": True}
