@@ -190,6 +190,51 @@ def test_the_accelerate_export_splits_and_shards(tmp_path):
     assert abs(losses[0] - losses[2]) > 1e-3
 
 
+OVERFLOW = """
+import runpy, torch, torch.distributed as dist, torch.nn as nn
+from accelerate import Accelerator
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+made, accelerator = runpy.run_path("train.py", run_name="x"), Accelerator(cpu=True)
+mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("shard", "tensor"))
+torch.manual_seed(0)
+model = nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 32), nn.Linear(32, 16))
+parallelize_module(model, mesh["tensor"], {"1": ColwiseParallel(), "2": RowwiseParallel()})
+fully_shard(model, mesh=mesh["shard"])
+optimizer, scaler = torch.optim.AdamW(model.parameters(), lr=1e-3), torch.amp.GradScaler("cpu")
+moved = []
+for step in range(2):
+    scaler.scale(model(torch.randn(4, 16)).pow(2).mean()).backward()
+    if step == 1 and dist.get_rank() == 3:
+        model[1].weight.grad.to_local().fill_(float("inf"))
+    made["agree"](accelerator, model)
+    before = [one.to_local().clone() for one in model.parameters()]
+    scaler.step(optimizer), scaler.update(), optimizer.zero_grad()
+    moved.append(any(not torch.equal(a, b.to_local()) for a, b in zip(before, model.parameters())))
+told = [None] * 4
+dist.all_gather_object(told, (moved, scaler.get_scale()))
+if dist.get_rank() == 0:
+    print(told)
+dist.destroy_process_group()
+"""
+
+
+def test_an_overflow_of_one_rank_is_one_of_all_where_layers_are_split(tmp_path):
+    export(tiny_plan(LLAMA, dp=2, tp=2, zero=3), "accelerate").write(tmp_path)
+    (tmp_path / "overflow.py").write_text(OVERFLOW)
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+    done = subprocess.run(
+        [sys.executable, *launcher, "overflow.py"], cwd=tmp_path, capture_output=True, text=True, timeout=200,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = json.loads(
+        done.stdout.strip().splitlines()[-1].lower().replace("(", "[").replace(")", "]")
+    )
+    assert told == [[[True, False], 2.0**15]] * 4
+
+
 @pytest.mark.parametrize("zero", [2, 3])
 def test_the_accelerate_export_shards_weights_that_no_host_has_held(zero, tmp_path):
     losses = under_accelerate(tmp_path, dp=2, zero=zero, recompute="full")
