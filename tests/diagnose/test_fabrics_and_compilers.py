@@ -7,7 +7,7 @@ import pytest
 from meshwright.diagnose import watchdog_lines
 from meshwright.diagnose.examine import diagnose
 from meshwright.diagnose.known_ascend import ASCEND
-from meshwright.diagnose.known_words import Sifted
+from meshwright.diagnose.known_words import Index, Sifted
 from meshwright.diagnose.log_lines import read_step
 
 
@@ -237,3 +237,61 @@ def test_a_line_without_a_pattern_s_words_is_not_searched():
         watchdog_lines.WATCHDOG.search(line)
     assert time.process_time() - began < 0.5 * plain
     assert isinstance(watchdog_lines.WATCHDOG, Sifted)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "says"),
+    [
+        ("ValueError: The model's max seq len (8192) is larger than the maximum number of tokens that can be stored in KV cache (6048). Try increasing `gpu_memory_utilization`\n",
+         "out-of-memory", "has room for 6048 tokens"),
+        ("ValueError: To serve at least one request with the models's max seq len (131072), (4.54 GiB KV cache is needed, which is larger than the available KV cache memory (1.71 GiB).\n",
+         "out-of-memory", "needs 4.54 GiB for the keys and values of one sequence of 131072 tokens, 1.71 GiB is left"),
+        ("ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`\n", "out-of-memory", "no memory left for keys and values"),
+        ("RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.\n", "out-of-memory", "no memory left for keys and values"),
+        ("ValueError: Free memory on device cuda:0 (2.6/79.1 GiB) on startup is less than desired GPU memory utilization (0.9, 71.2 GiB).\n", "out-of-memory", "another process"),
+        ("AssertionError: FP8 execution requires 2D input matrices with height divisible by 8 and width divisible by 16, but got tensor with dims=[4092, 4096]\n",
+         "wrong-configuration", "Eight-bit matrix products"),
+        ("ValueError: One of pjit outputs was given the sharding of NamedSharding(mesh=Mesh('tensor': 6)), which implies that the global size of its dimension 1 should be divisible by 6, "
+         "but it is equal to 32000 (full shape: (4096, 32000))\n", "wrong-configuration", "dimension 1 has 32000, the axes named for it have 6 devices"),
+        ("ValueError: Received incompatible devices for jitted computation. Got argument x\n", "wrong-configuration", "JAX arrays lie on other devices"),
+        ("pyarrow.lib.ArrowInvalid: offset overflow while concatenating arrays\n", "wrong-configuration", "2 GiB that Arrow counts"),
+        ("pyarrow.lib.ArrowInvalid: Column 4 named images expected length 360 but got length 352\n", "wrong-configuration", "gives column images 352 rows"),
+        ("pyarrow.lib.ArrowInvalid: JSON parse error: Column() changed from object to array in row 0\n\nThe above exception was the direct cause of the following exception:\n\n"
+         "datasets.exceptions.DatasetGenerationError: An error occurred while generating the dataset\n", "wrong-configuration", "is no JSON of the form"),
+        ("datasets.table.CastError: Couldn't cast\na: string\nto\n{}\nbecause column names don't match\n", "wrong-configuration", "not the same columns"),
+        ("There are not enough slots available in the system to satisfy the 6\nslots that were requested\n", "wrong-configuration", "more processes than the hosts"),
+    ],
+)  # fmt: skip
+def test_engines_data_and_meshes(tmp_path, text, kind, says):
+    found = _diagnose(tmp_path, text)
+    assert found.causes[0].kind == kind
+    assert says in found.verdict
+
+
+def test_a_clock_of_hours_to_milliseconds_is_no_step_time():
+    step = read_step(
+        "progress: 100/200, train/total_loss: 5.9, ups: 0.5, eta: 07h 54m 31s 268ms", 1
+    )
+    assert step is not None
+    assert step.step_time_s == 2.0
+
+
+def test_a_hook_s_seconds_are_those_since_the_line_before(tmp_path):
+    lines = [f"INFO:tensorflow:loss = 7.1, step = {1000 + 100 * i} (50.{i} sec)\n" for i in range(5)]  # fmt: skip
+    assert 0.5 <= _diagnose(tmp_path, "".join(lines)).figures["step_time_s"] < 0.51
+
+
+def test_few_steps_of_no_steady_pace_are_not_called_fine(tmp_path):
+    lines = [f"step {i} loss 2.{9 - i} time {t}s\n" for i, t in enumerate((0.5, 0.5, 0.8, 1.4, 1.4))]  # fmt: skip
+    found = _diagnose(tmp_path, "".join(lines))
+    assert found.healthy
+    assert "pace is not steady" in found.verdict
+    assert found.missing
+
+
+def test_lines_that_differ_in_digits_alone_are_sifted_alike():
+    index = Index(known.pattern for known in ASCEND)
+    lines = [f"[rank{i}]: EI000{i} hccl error {i}{i}" for i in range(1, 10)]
+    fresh = [Index(known.pattern for known in ASCEND).candidates(line) for line in lines]
+    assert [index.candidates(line) for line in lines] == fresh
+    assert any(fresh)

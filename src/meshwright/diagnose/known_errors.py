@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from meshwright.diagnose.known_ascend import ASCEND
 from meshwright.diagnose.known_compilers import COMPILERS
 from meshwright.diagnose.known_cuda import CUDA
+from meshwright.diagnose.known_data import DATA
 from meshwright.diagnose.known_devices import DEVICES
+from meshwright.diagnose.known_engines import ENGINES
 from meshwright.diagnose.known_entry import Known
 from meshwright.diagnose.known_fabric import FABRIC
 from meshwright.diagnose.known_hosts import HOSTS
@@ -28,7 +30,7 @@ from meshwright.diagnose.records import Evidence, Finding, of
 from meshwright.diagnose.text_values import rank_number, rank_of
 
 TABLE = (
-    *RAY, *FABRIC, *ASCEND, *COMPILERS, *START, *NCCL, *CUDA, *WRAPPING, *HOSTS, *PROGRAM, *LIBRARIES, *DEVICES, *OTHER,
+    *RAY, *FABRIC, *ASCEND, *COMPILERS, *ENGINES, *DATA, *START, *NCCL, *CUDA, *WRAPPING, *HOSTS, *PROGRAM, *LIBRARIES, *DEVICES, *OTHER,
 )  # fmt: skip
 
 _INDEX = Index(known.pattern for known in TABLE)

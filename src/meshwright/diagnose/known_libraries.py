@@ -214,7 +214,12 @@ LIBRARIES = (
         "sides, no proxy between them (NO_PROXY)", "generation server", confidence=0.8,
     ),
     known(
-        r"An error occurred in MPI_\w+|MPI_ERRORS_ARE_FATAL|\bPMIX? ?ERROR|PMI2?_Init failed|not enough slots available|ORTE (?:was unable|does not know)",
+        r"not enough slots available", "wrong-configuration", "mpirun is asked for more processes than the hosts that it knows have slots",
+        "as many slots as GPUs in its host file or -H (host1:8,host2:8; inside a SLURM job --ntasks-per-node tells), fewer processes (-np), or --oversubscribe where they may share cores", "start-up: MPI",
+        confidence=0.9, explains=r"MPI could not start",
+    ),
+    known(
+        r"An error occurred in MPI_\w+|MPI_ERRORS_ARE_FATAL|\bPMIX? ?ERROR|PMI2?_Init failed|ORTE (?:was unable|does not know)",
         "wrong-configuration", "MPI could not start: the processes were not started by an MPI launcher, or by one of another build",
         "mpirun of the same MPI (or srun --mpi=pmix) where the program needs MPI; switch off what starts it where it does not (a communication "
         "overlap with MPI as its bootstrap: NCCL or gloo instead); slots for as many ranks as are asked for", "start-up: MPI", confidence=0.8,

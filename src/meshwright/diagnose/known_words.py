@@ -65,6 +65,12 @@ def _inner(operation: Any, argument: Any) -> set[str] | None:
     return None
 
 
+_ALIKE = str.maketrans("123456789", "000000000")
+"""Lines of a log mostly differ in their digits alone; words are compared with all digits alike."""
+REMEMBERED, LONG = 4096, 1000
+"""Lines whose candidates are kept, and letters beyond which a line is not."""
+
+
 class Index:
     """Finds the patterns that a line could match, by the words that it holds."""
 
@@ -72,14 +78,22 @@ class Index:
         at: dict[str, list[int]] = {}
         for number, pattern in enumerate(patterns):
             for word in needed(pattern):
-                at.setdefault(word, []).append(number)
+                at.setdefault(word.translate(_ALIKE), []).append(number)
         self._at = [(word, numbers) for word, numbers in sorted(at.items())]
+        self._known: dict[str, list[int]] = {}
 
     def candidates(self, line: str) -> list[int]:
         """Numbers of the patterns that are worth trying on a line, in their order."""
-        low = line.lower()
+        low = line.lower().translate(_ALIKE)
+        if (known := self._known.get(low)) is not None:
+            return known
         found = [numbers for word, numbers in self._at if word in low]
-        return sorted({number for numbers in found for number in numbers}) if found else []
+        result = sorted({number for numbers in found for number in numbers}) if found else []
+        if len(line) <= LONG:
+            if len(self._known) >= REMEMBERED:
+                self._known.clear()
+            self._known[low] = result
+        return result
 
 
 class Sifted:

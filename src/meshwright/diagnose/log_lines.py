@@ -84,7 +84,7 @@ ALIASES: tuple[tuple[str, str, float], ...] = (
     (r"seconds|timing_s_step", "step_time_s", 1.0),
     (r"train_speed_iter_s", "mean_s", -1.0),  # a rate
     (r"train_speed_s_it", "mean_s", 1.0),
-    (r"(?:train_)?(?:steps?|iters?|it|iterations?)_(?:s|sec|per_sec(?:ond)?)", "step_time_s", -1.0),  # a rate
+    (r"(?:train_)?(?:(?:global_)?steps?|iters?|it|iterations?)_(?:s|sec|per_sec(?:ond)?)|ups", "step_time_s", -1.0),  # a rate
     (r"time(?:_ms)?", "step_time_s", math.nan),  # only with a unit, see `_of_pair`
     (r"(?:lm_|reduced_train_|train_|training_|total_|global_avg_|loss_train_)?loss(?:_train)?(?:_total)?|train_crossentropyloss|ce_loss|loss_metrics_global_avg_loss|global_avg_loss", "loss", 1.0),
     (r"loss_train_total", "loss", 1.0),
@@ -135,8 +135,10 @@ _BEHIND_LOSS = re.compile(
     rf"\bloss\b.{{0,80}}?\(({DECIMAL}) ?s(?:ec(?:onds)?)?\)\s*$", re.IGNORECASE
 )
 """`iter 7, loss=0.31 (3.145s)`"""
+_SINCE = re.compile(rf"\bloss = .{{1,80}}, step = \d{{1,15}} \(({DECIMAL}) sec\)\s*$")
+"""TensorFlow's hooks: the time since the line before, not of a step."""
 _BEHIND = re.compile(
-    rf"({DECIMAL}) ?(ms|s|(?:it|steps?|iters?)/s|% (?:bf16 )?MFU|tok/s|tokens/s|tps)\b(?=\s*(?:\||$|\())"
+    rf"(?<!\d[smhd] )({DECIMAL}) ?(ms|s|(?:it|steps?|iters?)/s|% (?:bf16 )?MFU|tok/s|tokens/s|tps)\b(?=\s*(?:\||$|\())"
 )
 _PER_STEP = re.compile(rf"\(({DECIMAL}) sec(?:onds)?/(?:step|iteration|iter|batch)\)")
 _SPACED = re.compile(
@@ -205,7 +207,9 @@ def read_step(line: str, number: int) -> Step | None:
     known |= _behind(step, text)
     if (per_step := _PER_STEP.search(text)) and (took := decimal(per_step[1])) is not None:
         step.step_time_s, known = took, True
-    if step.step_time_s is None and (took_behind := _BEHIND_LOSS.search(text)):
+    if since := _SINCE.search(text):
+        step.interval_s = decimal(since[1])
+    elif step.step_time_s is None and (took_behind := _BEHIND_LOSS.search(text)):
         step.step_time_s = decimal(took_behind[1])
         known |= step.step_time_s is not None
     if step.step_time_s is None and step.update_s is not None and step.data_s is not None:

@@ -12,6 +12,8 @@ from meshwright.diagnose.log_reading import LogReading
 from meshwright.diagnose.records import Evidence, Part, of
 from meshwright.specs.quantities import format_seconds
 
+UNSTEADY, FEW = 0.75, 9
+"""A pace that differs by more than this share of its median, over fewer steps than tell a trend."""
 WARM_UP = 1.3
 """A first step is warm-up (compilation, allocation, caches) if it takes this much of the median."""
 HARDLY, LONG_STEP_S = 0.05, 2.0
@@ -112,7 +114,13 @@ def speed(part: Part, reading: LogReading, steps: list[Step]) -> list[tuple[Step
         figures["step_time_s"] = median(kept)
         figures["steps_read"], figures["warm_up_steps"] = len(timed), skipped
         if len(kept) > 2:
-            figures["step_time_spread"] = round((max(kept) - min(kept)) / median(kept), 4)
+            spread = (max(kept) - min(kept)) / median(kept)
+            figures["step_time_spread"] = round(spread, 4)
+            if spread > UNSTEADY and len(kept) < FEW:
+                figures["step_time_shortest_s"], figures["step_time_longest_s"] = (
+                    min(kept),
+                    max(kept),
+                )
     elif (whole := _above_zero(steps, "runtime_s")) and (number := _step_count(reading, steps)):
         figures["step_time_s"] = median(whole) / number
     for source, target in (
@@ -271,6 +279,11 @@ def speed_sentence(part: Part) -> str:
         spread = figures.get("step_time_spread")
         within = isinstance(spread, float) and spread < 0.3
         steady = f", steady within {max(spread, 0.01):.0%}" if within else ""  # type: ignore[type-var]
+        shortest, longest = figures.get("step_time_shortest_s"), figures.get("step_time_longest_s")
+        if isinstance(shortest, float) and isinstance(longest, float):
+            steady = f", {format_seconds(shortest)} to {format_seconds(longest)}: too few are logged to tell why"
+            part.untold = "No fault shows, but the pace is not steady"
+            part.missing.append("a longer piece of the log: whether steps became slower for good")
         parts.append(f"steps of {format_seconds(step)}{steady}")
     if isinstance(rate, float):
         parts.append(f"{rate:,.0f} tokens/s per GPU")
