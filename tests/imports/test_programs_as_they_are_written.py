@@ -328,3 +328,29 @@ def test_a_transformer_without_a_vocabulary_is_none_of_text(head: str, refused: 
             import_text(code + sizes + STEPS, "train.py", GUESS)
     else:
         assert import_text(code + sizes + STEPS, "train.py", GUESS).model.layers == 10
+
+
+LENGTH = """
+from dataclasses import dataclass
+from transformers import AutoModelForCausalLM
+from trl import SFTConfig, SFTTrainer, TrlParser
+@dataclass
+class ScriptArguments:
+    model_id: str = "Qwen/Qwen2.5-7B"
+    max_seq_length: int = 2048
+script_args, training_args = TrlParser((ScriptArguments, SFTConfig)).parse_args_and_config()
+{hands}
+model = AutoModelForCausalLM.from_pretrained(script_args.model_id)
+SFTTrainer(model=model, args=training_args).train()
+"""
+
+
+@pytest.mark.parametrize(
+    ("hands", "length"), [("training_args.max_length = script_args.max_seq_length", 4096), ("", 1024)]
+)  # fmt: skip
+def test_a_length_beside_trl_s_settings_counts_where_it_is_handed_on(
+    tmp_path: Path, hands: str, length: int
+):
+    run = "torchrun --nproc_per_node 4 train.py --max_seq_length 4096 --per_device_train_batch_size 2 --output_dir out --bf16 True\n"  # fmt: skip
+    lay(tmp_path, {"train.py": LENGTH.format(hands=hands), "run.sh": run})
+    assert import_file(tmp_path / "run.sh", GUESS).job.seq_len == length

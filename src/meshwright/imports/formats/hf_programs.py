@@ -9,13 +9,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshwright.imports.beside import beside
+from meshwright.imports.beside import beside, program_beside
 from meshwright.imports.formats import deepspeed_chat, open_instruct
 from meshwright.imports.formats.hf_lengths import LENGTHS
 from meshwright.imports.own.layers import handed, own_switches
 from meshwright.imports.own.program_settings import UNSLOTH_LOSS
 from meshwright.imports.reading import PROJECTOR, Reading
 from meshwright.imports.tasks import refuse_task
+from meshwright.specs.foreign import read_text
 
 if TYPE_CHECKING:
     from meshwright.imports.shell.state import Script
@@ -99,6 +100,9 @@ def set_switches(
         values.pop(name, None)
         own.pop(name, None)
     values |= fixed
+    for name in _unheard_lengths(program, folder):
+        if values.pop(name, None) is not None or own.pop(name, None) is not None:
+            values.setdefault("max_length", 1024)  # TRL's own, for which the program says nothing
     made = own_switches(program, folder, {**own, **values})
     kinds = (
         ("gradient_checkpointing", "activation_checkpointing"), LENGTHS, ("load_in_4bit", "load_in_8bit", "use_4bit_quantization", "bits"),
@@ -108,6 +112,20 @@ def set_switches(
     for names in kinds:
         if not any(name in values or name in own for name in names):
             values |= {name: made[name] for name in names if name in made}
+
+
+_TRL_PARSED = re.compile(r"\b(?:SFT|DPO|KTO|ORPO|CPO|Reward)Config\b\s*[,)\]]")
+_HANDED_ON = re.compile(r"\basdict\(|\bvars\(|\bgetattr\(|__dict__")
+
+
+def _unheard_lengths(program: str, folder: Path | None) -> list[str]:
+    """Lengths that a program declares beside TRL's own settings and hands to nothing: no text is cut at them."""
+    path = program_beside(folder, program)
+    text = "" if path is None else read_text(path, "file")
+    if _TRL_PARSED.search(text) is None or _HANDED_ON.search(text):
+        return []
+    declared = [one for one in ("max_seq_length", "max_seq_len") if re.search(rf"^\s+{one}\s*:", text, re.M)]  # fmt: skip
+    return [one for one in declared if re.search(rf"\.{one}\b|[\"']{one}[\"']", text) is None]
 
 
 def _qlora_defaults(values: dict[str, Any], reading: Reading) -> None:
