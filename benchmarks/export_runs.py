@@ -147,6 +147,8 @@ RUNS = (
     Run("torchtitan", {"dp": 2, "zero": 2}, model="llama3.1-8b", compared=TITAN, folders=TITANS),
     Run("torchtitan", {"dp": 2, "tp": 2, "zero": 3, "sequence_parallel": True, "recompute": "full"}, model="llama3.1-8b", compared=TITAN, folders=TITANS),
     Run("torchtitan", {"dp": 2, "pp": 2}, model="llama3.1-8b", compared=TITAN, folders=TITANS),
+    Run("torchtitan", {"dp": 2, "pp": 2, "virtual_stages": 2, "schedule": "interleaved", "zero": 2}, model="llama3.1-8b", compared=TITAN, folders=TITANS),
+    Run("torchtitan", {"dp": 2, "pp": 2, "virtual_stages": 2, "schedule": "zb-v"}, model="llama3.1-8b", compared=TITAN, folders=TITANS),
     tuned("trl", "lora", recompute="full"), tuned("trl", "full", zero=2), tuned("trl", "full", zero=3),
     tuned("axolotl", "lora", recompute="full"), tuned("axolotl", "full", narrow=True, zero=3),
     tuned("llama-factory", "lora", recompute="full"), tuned("llama-factory", "full", zero=2),
