@@ -323,6 +323,11 @@ def test_latent_attention_turns_in_one_kernel_by_yarn_alone():
     assert model_flags(plain, 4096)["no-rope-fusion"] is True
 
 
+def test_heads_that_do_not_divide_the_width_have_a_width_of_their_own():
+    assert "kv-channels" in model_flags(load_model("glm-4.7-flash"), 4096)  # 2,048 over 20
+    assert "kv-channels" not in model_flags(load_model("deepseek-v3"), 4096)
+
+
 def test_megatron_is_told_yarn_by_flags_that_it_has():
     flags = model_flags(load_model("gpt-oss-20b"), 4096)
     assert set(flags) <= set(known_flags())

@@ -175,6 +175,9 @@ def _latent(model: Model) -> Flags:
         # The norms on the compressed queries, keys and values, which every such model has.
         "qk-layernorm": True,
     }
+    if model.hidden % model.heads:
+        # Asked for where the width does not divide among the heads (arguments.py), though nothing here is so wide.
+        flags["kv-channels"] = str(latent.v_head_dim)
     if latent.q_rank:
         flags["q-lora-rank"] = str(latent.q_rank)
     return flags
