@@ -315,3 +315,23 @@ def test_a_recipe_takes_the_library_s_stages_and_its_dispatcher():
     assert found.layout.stage_layers == (4,) * 15 + (1,)
     assert found.job.framework_options["expert_dispatch"] == "deduplicated"
     assert not any("do not divide" in note for note in found.notes)
+
+
+OF_RAY = """# python, not JSON
+{
+    "megatron_config": {
+        "num_layers": 8, "hidden_size": 1024, "ffn_hidden_size": 2816, "num_attention_heads": 16, "max_position_embeddings": 1024, "seq_length": 1024,
+        "micro_batch_size": 2, "global_batch_size": 16, "train_samples": 300_000_000, "fp16": True, "swiglu": True, "add_bias_linear": False,
+        "deepspeed": True, "zero_stage": 3, "use_rotary_position_embeddings": True, "untie_embeddings_and_output_weights": True,
+        "deepspeed_config": {"train_batch_size": 16, "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu",}}, "fp16": {"enabled": True}},
+    },  # of Megatron-DeepSpeed
+    "ray_config": {"scaling_config": {"num_workers": 8, "use_gpu": True}},
+}
+"""
+
+
+def test_a_table_of_llm_on_ray_s_is_megatron_s_options():
+    found = import_text(OF_RAY, "pretrain.conf", Given(guess=True))
+    assert (found.layout.dp, found.layout.zero, found.layout.micro_batch) == (8, 3, 2)
+    assert (found.model.ffn, found.job.global_batch, sorted(found.offload)) == (2816, 16, ["optimizer"])  # fmt: skip
+    assert not any("not understood" in note for note in found.notes)

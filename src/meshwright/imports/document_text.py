@@ -15,6 +15,10 @@ _LIMITS = Limits(size_bytes=4_000_000, any_number=True, last_wins=True)
 Data = dict[str, Any]
 
 
+_BRACED = re.compile(r"(?:\s*+#[^\n]*+\n)*+\s*+\{")
+"""A table in braces, after remarks."""
+
+
 def parsed(text: str, name: str) -> Data:
     """A TOML, JSON or YAML document, by the ending of its file's name or by how it begins.
 
@@ -24,7 +28,7 @@ def parsed(text: str, name: str) -> Data:
     suffix = Path(name).suffix.lower()
     if suffix == ".toml":
         data: Any = parse_toml(text, "file", name, _LIMITS)
-    elif suffix in (".json", ".jsonc") or text.lstrip()[:1] == "{":
+    elif suffix in (".json", ".jsonc") or _BRACED.match(text):
         try:
             data = parse_json(without_comments(text), "file", name, _LIMITS)
         except SpecError:
