@@ -9,6 +9,7 @@ from folders import GUESS, lay, put
 from meshwright.imports.files import import_file, import_text
 from meshwright.imports.reading import Given, Imported
 from meshwright.imports.shell.filters import translated
+from meshwright.specs import load_model
 from meshwright.specs.errors import SpecError
 
 ARGUMENTS = """model_name_or_path: Qwen/Qwen2.5-7B
@@ -254,3 +255,61 @@ def test_tables_and_adapters_that_a_program_imports_from_beside_it(
     assert (label(run), run.layout.zero, run.job.framework) == (tuned, zero, "deepspeed")
     assert (run.layout.micro_batch, run.job.global_batch, run.job.seq_len) == (micro, batch, 2048)
     assert run.job.precision.name == "bf16"
+
+
+def test_a_tuned_checkpoint_is_no_run_of_maxtext():
+    text = """base_model: Qwen/Qwen2.5-7B
+run_name: mine
+learning_rate: 1.0e-5
+max_seq_len: 2048
+per_device_batch_size: 2
+grad_accum: 16
+lora_rank: 16
+"""
+    run = import_text(text, "run.yaml", GUESS)
+    assert (run.model.name, run.job.seq_len, label(run)) == ("qwen2.5-7b", 2048, "lora rank 16 on all linear")  # fmt: skip
+    assert run.job.global_batch == 2 * 16 * run.layout.dp and run.format != "MaxText YAML"
+
+
+@pytest.mark.parametrize(
+    ("named", "stage"), [("zero-stage3.json", 3), ("ds_z1.json", 1), ("settings.json", 2)]
+)
+def test_accelerate_s_deepspeed_file_by_its_name(named, stage):
+    text = f"""compute_environment: LOCAL_MACHINE
+distributed_type: DEEPSPEED
+deepspeed_config: {{deepspeed_config_file: /away/{named}, zero3_init_flag: false}}
+num_machines: 1
+num_processes: 8
+"""
+    run = import_text(text, "accelerate.yaml", Given(guess=True, model=load_model("llama3-8b")))
+    assert run.layout.zero == stage
+    assert any("is not here" in one.text for one in run.remarks)
+
+
+LUDWIG = """model_type: llm
+base_model: meta-llama/Llama-2-7b-hf
+input_features: [{name: prompt, type: text}]
+output_features: [{name: answer, type: text}]
+preprocessing: {global_max_sequence_length: 2048}
+adapter: {type: lora}
+trainer: {type: finetune, batch_size: 1, learning_rate: 0.0002, gradient_accumulation_steps: 16, enable_gradient_checkpointing: true}
+"""  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("adapter", "tuned", "alpha"),
+    [
+        ("{type: lora}", "lora rank 8 on q, v", 16),
+        ("{type: lora, r: 32}", "lora rank 32 on q, v", 64),
+        ("{type: lora, r: 4, alpha: 4, target_modules: [o_proj]}", "lora rank 4 on o", 4),
+    ],
+)
+def test_ludwig_s_adapters_where_a_file_says_nothing(adapter, tuned, alpha):
+    run = import_text(LUDWIG.replace("{type: lora}", adapter), "run.yaml", GUESS)
+    assert (label(run), run.job.finetune.alpha, run.layout.recompute) == (tuned, alpha, "full")
+
+
+def test_a_batch_a_device_by_either_name():
+    words = COMMAND.replace("--per_device_train_batch_size 2", "--batch_size_per_device 3").replace("--max_length", "--seq_len")  # fmt: skip
+    run = import_text(f"{words} --gradient_accumulation_steps 2\n", "run.sh", GUESS)
+    assert (run.layout.micro_batch, run.job.seq_len, run.job.global_batch) == (3, 1024, 48)

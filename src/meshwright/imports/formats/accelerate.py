@@ -205,8 +205,11 @@ def _deepspeed(
         path = beside(folder, named)
         if path is None:
             whole = options.flag("deepspeed_config.zero3_init_flag")
-            stage = 3 if whole else 2
-            why = " (zero3_init_flag is on)" if whole else ""
+            said = deepspeed.stage_in_name(named)
+            stage = (3 if whole else 2) if said is None else said
+            why = (
+                ", by its name" if said is not None else " (zero3_init_flag is on)" if whole else ""
+            )
             reading.layout["zero"] = stage
             unsaid = "" if options.has("mixed_precision") else " and bf16"
             if unsaid:

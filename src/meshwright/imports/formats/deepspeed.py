@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from meshwright.exports.bundle import STAMP_KEY
@@ -114,6 +115,15 @@ def apply(
     _low_master(options, reading)
     reading.job.setdefault("framework", "deepspeed")
     options.finish(reading, "deepspeed", strict=given.strict)
+
+
+_STAGE = re.compile(r"(?:zero|stage|(?<![a-z])[zs])[-_]?(?:stage)?[-_]?([0-3])(?!\d)", re.IGNORECASE)  # fmt: skip
+
+
+def stage_in_name(named: str) -> int | None:
+    """The stage that the name of a configuration speaks of (`ds_z3_config.json`, `zero-stage3.json`); None where it does not."""
+    found = _STAGE.search(named.rsplit("/", 1)[-1])
+    return None if found is None else int(found[1])
 
 
 _STAGES = ("stage", "zero_stage")

@@ -192,12 +192,7 @@ def fill(
     _refuse_seeing(options, reading)
     if re.match(r"(?:zo|mezo|forward_grad)(?![a-z])", options.word("trainer", "trainer_type")):
         raise SpecError("trainer", options.loose("trainer", "trainer_type"), "estimates gradients without a backward pass (zeroth-order): not modelled")  # fmt: skip
-    micro = options.whole(
-        "per_device_train_batch_size",
-        "per_device_batch_size",
-        "micro_train_batch_size",
-        "train_micro_batch_size_per_gpu",
-    )
+    micro = options.whole("per_device_train_batch_size", "per_device_batch_size", "batch_size_per_device", "train_batch_size_per_device", "micro_train_batch_size", "train_micro_batch_size_per_gpu")  # fmt: skip
     steps = options.whole("gradient_accumulation_steps")
     part = options.whole("micro_train_batch_size", "micro_batch_size")
     if options.has("per_device_train_batch_size") and 0 < part < micro and micro % part == 0:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import posixpath
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshwright.imports.beside import beside
-from meshwright.imports.formats import accelerate
+from meshwright.imports.formats import accelerate, deepspeed
 from meshwright.imports.formats.accelerate_flags import launched
 from meshwright.imports.formats.hf_sharding import deepspeed_named
 from meshwright.imports.interpolate import LIMITS
@@ -66,22 +65,19 @@ def launcher(
         reading.job.setdefault("framework", "deepspeed")
 
 
-_STAGE = re.compile(r"(?:zero|stage|(?<![a-z])z)[-_]?(?:stage)?[-_]?([0-3])(?!\d)", re.IGNORECASE)
-
-
 def _by_its_name(named: str, reading: Reading) -> dict[str, Any]:
     """What the name of a configuration of accelerate's says, which is not here; empty where it says nothing.
 
     Those in a folder `accelerate_configs` (TRL's, and alignment-handbook's and open-r1's after them) compute in bf16.
     """
     base = posixpath.basename(named)
-    stage = _STAGE.search(base)
+    stage = deepspeed.stage_in_name(base)
     found: dict[str, Any] = {}
-    if stage:
-        inner: dict[str, Any] = {"zero_stage": int(stage.group(1))}
+    if stage is not None:
+        inner: dict[str, Any] = {"zero_stage": stage}
         if "offload" in base.lower():
             inner["offload_optimizer_device"] = "cpu"
-            if stage.group(1) == "3":
+            if stage == 3:
                 inner["offload_param_device"] = "cpu"
         found = {"distributed_type": "DEEPSPEED", "deepspeed_config": inner}
     elif "fsdp" in base.lower():
@@ -94,7 +90,7 @@ def _by_its_name(named: str, reading: Reading) -> dict[str, Any]:
     usual = "accelerate_configs" in named
     if usual:
         found["mixed_precision"] = "bf16"
-    what = f"ZeRO-{stage.group(1)}" if stage else "FSDP" if "fsdp" in base.lower() else ""
+    what = f"ZeRO-{stage}" if stage is not None else "FSDP" if "fsdp" in base.lower() else ""
     taken = [word for word in (what, "bf16" if usual else "") if word]
     said = (
         f"{' in '.join(taken)}, by its name, is taken"

@@ -8,6 +8,7 @@ from meshwright.imports.reading import Reading
 LENGTHS = (
     "max_seq_length", "max_length", "model_max_length", "cutoff_len", "max_seq_len", "seq_length", "block_size",
     "sequence_len", "max_token_length", "sequence_length", "data_max_length", "total_length", "max_sequence_length",
+    "seq_len",
 )  # fmt: skip
 _ANSWERS = ("max_answer_length", "max_response_length", "max_target_length")
 _PARTS = (("source_max_len", "target_max_len"), ("max_source_length", "max_target_length"))

@@ -291,13 +291,13 @@ def deepspeed_named(
         deepspeed.apply(data, reading, given)
         return
     base = posixpath.basename(named)
-    stage = re.search(r"(?:zero|stage|z|s)[-_]?(?:stage)?[-_]?([0-3])", base, re.IGNORECASE)
-    reading.layout["zero"] = int(stage.group(1)) if stage else reading.layout.get("zero", 2)
+    stage = deepspeed.stage_in_name(base)
+    reading.layout["zero"] = reading.layout.get("zero", 2) if stage is None else stage
     if "offload" in base and "no_offload" not in base:
         reading.offload |= (
             {"optimizer", "parameters"} if reading.layout["zero"] == 3 else {"optimizer"}
         )
     reading.guess(
         "deepspeed",
-        f"{base[-60:]} is not here; ZeRO-{reading.layout['zero']}{', by its name,' if stage else ''} is taken",
+        f"{base[-60:]} is not here; ZeRO-{reading.layout['zero']}{'' if stage is None else ', by its name,'} is taken",
     )

@@ -30,6 +30,8 @@ _MARKS = (
     "base_emb_dim",
     "dcn_data_parallelism",
 )
+_OF_TUNERS = {"base_model", "base_model_name", "model_name_or_path", "model_id", "lora_r", "lora_rank", "grad_accum"}  # fmt: skip
+"""What a file says of a checkpoint that it tunes, beside a batch that MaxText calls as it does."""
 _AXES = {
     "data": "replicate", "fsdp": "shard", "fsdp_transpose": "shard", "tensor": "tp", "tensor_sequence": "tp",
     "tensor_transpose": "tp", "sequence": "cp", "context": "cp", "context_usp_ulysses": "cp", "pipeline": "pp",
@@ -45,7 +47,10 @@ _OVERLAID = frozenset({"model_name", "max_target_length", "per_device_batch_size
 def is_config(data: dict[str, Any]) -> bool:
     """Whether a table is MaxText's."""
     laid_over = isinstance(data.get("base_config"), str) and bool(_OVERLAID & set(data))
-    return laid_over or any(name in data for name in _MARKS)
+    marks = [name for name in _MARKS if name in data]
+    return laid_over or (
+        bool(marks) and not (tuple(marks) == _MARKS[:1] and _OF_TUNERS & set(data))
+    )
 
 
 def read_words(words: list[str], given: Given, folder: Path | None) -> Reading:

@@ -277,7 +277,7 @@ def _is_switch(value: object) -> bool:
 def _job(options: Options, reading: Reading) -> None:
     names = ("activation_checkpointing", "gradient_checkpointing", "fsdp_activation_checkpointing", "recompute",
              "selective_activation_checkpointing", "use_gradient_checkpointing", "use_activation_checkpointing", "grad_checkpointing",
-             "grad_checkpoint")  # fmt: skip
+             "grad_checkpoint", "enable_gradient_checkpointing", "enable_activation_checkpointing")  # fmt: skip
     recomputes_as_unsloth(options, reading)
     said = options.raw(*names)
     if said is None:
