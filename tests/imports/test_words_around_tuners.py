@@ -146,6 +146,13 @@ def test_preparing_quantised_weights_recomputes_as_it_is_told(tmp_path, call, wo
     assert run.layout.recompute == again
 
 
+def test_a_test_that_nobody_decides_does_not_rule_a_call_out(tmp_path):
+    # An option that has a default must not stand for every test that is no name.
+    guarded = TRAINER.replace("model = PREPARED", "if QUANTISED is True:\n    model = prepare_model_for_int8_training(model)")  # fmt: skip
+    program = guarded.replace("parser = Hf", 'import argparse\nother = argparse.ArgumentParser()\nother.add_argument(\"--kept\", default=1)\nQUANTISED = True\nparser = Hf')  # fmt: skip
+    assert put(tmp_path, "python train.py", train__py=program).layout.recompute == "full"
+
+
 @pytest.mark.parametrize("place", ["adapters", "adapters/adapter_config.json"])
 def test_a_file_of_adapters_that_an_option_names(tmp_path, place):
     lay(tmp_path, {"adapters/adapter_config.json": json.dumps({"r": 6, "lora_alpha": 12, "target_modules": ["q_proj", "k_proj"]})})  # fmt: skip

@@ -140,7 +140,7 @@ class Known:
         """What a test comes to, where an option that nobody sets is none; None where the program does not say it."""
         said = self.value(test)
         name = test.id if isinstance(test, ast.Name) else test.attr if isinstance(test, ast.Attribute) else ""  # fmt: skip
-        return False if said is None and name in self._unset else said
+        return False if said is None and name and name in self._unset else said
 
     def listen(self, names: Iterable[str]) -> None:
         """Note from here on, as of what a command line says, which of these names some value comes from."""
