@@ -5,6 +5,7 @@ import re
 import subprocess
 
 import pytest
+import torch
 import yaml
 from plans import make_plan
 
@@ -20,6 +21,7 @@ from meshwright.specs.clusters import load_cluster
 from meshwright.specs.encoders import Encoder
 from meshwright.specs.errors import SpecError
 from meshwright.specs.finetune import finetune_recipe
+from meshwright.specs.huggingface import model_from_config
 from meshwright.specs.job import OPTIMIZERS, RECIPES, Job
 from meshwright.specs.layout import Layout
 from meshwright.specs.models import load_model
@@ -288,7 +290,77 @@ def test_a_model_that_sees_goes_to_llama_factory_with_what_trains_of_it(still, p
     assert (back.finetune.freeze if back.finetune else ()) == tune.freeze
     assert (back.image_patches or 2916) == (patches or 2916)
     with pytest.raises(SpecError, match="encoder of images"):
-        export(plan, "trl")
+        export(plan.but(job=job.but(framework="verl").model_dump()), "verl")
+
+
+QWEN_VL = {
+    "model_type": "qwen2_5_vl", "tie_word_embeddings": False,
+    "text_config": {"model_type": "qwen2_5_vl_text", "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 96,
+                    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 160},
+    "vision_config": {"depth": 2, "hidden_size": 32, "num_heads": 2, "intermediate_size": 48, "out_hidden_size": 64,
+                      "fullatt_block_indexes": [1]},
+}  # fmt: skip
+
+
+def seeing(tool, method, freeze=(), patches=None):
+    tune = finetune_recipe({"method": method, "freeze": list(freeze)})
+    job = Job(framework=tool, seq_len=4096, global_batch=64, finetune=tune, image_patches=patches)
+    plan = make_plan(job=job, dp=8, zero=3, recompute="full")
+    return plan.but(model=model_from_config(QWEN_VL, "Qwen2.5-VL-tiny").model_dump())
+
+
+def test_trl_is_told_a_multimodal_model_by_rows_that_are_not_packed_and_a_pattern():
+    """A real encoder's matrices are called as the language model's: the pattern leaves them out."""
+    transformers = pytest.importorskip("transformers")
+    made = export(seeing("trl", "lora"), "trl")
+    data = yaml.safe_load(made.files["trl.yaml"])
+    assert data["packing"] is False and not {"padding_free", "packing_strategy"} & set(data)
+    (pattern,) = data["lora_target_modules"]
+    config = transformers.AutoConfig.for_model(**QWEN_VL)
+    with torch.device("meta"):
+        model = transformers.AutoModelForImageTextToText.from_config(config)
+    found = [name for name, _ in model.named_modules() if re.fullmatch(pattern, name)]
+    assert len(found) == 2 * 7
+    assert not any("visual" in name for name in found)
+    assert any("rows hold images" in note for note in made.notes)
+    assert (
+        yaml.safe_load(export(seeing("trl", "full"), "trl").files["trl.yaml"])["packing"] is False
+    )
+    with pytest.raises(SpecError, match="trains all of a multimodal model"):
+        export(seeing("trl", "full", ["vision"]), "trl")
+
+
+@pytest.mark.parametrize(("method", "freeze", "still"), [("full", [], False), ("full", ["vision"], True), ("lora", [], True)])  # fmt: skip
+def test_axolotl_is_told_a_multimodal_model_by_its_processor(method, freeze, still):
+    patches = {"patches": 2916 // 4} if method == "full" else {}
+    data = yaml.safe_load(
+        export(seeing("axolotl", method, freeze, **patches), "axolotl").files["axolotl.yaml"]
+    )
+    told = (
+        "processor_type",
+        "skip_prepare_dataset",
+        "remove_unused_columns",
+        "sample_packing",
+        "chat_template",
+    )
+    assert [data[name] for name in told] == ["AutoProcessor", True, False, False, "qwen2_vl"]
+    assert data.get("freeze_mm_modules", False) is still
+    assert data["image_size"] == (384 if patches else 768)
+    assert data["datasets"][0]["type"] == "chat_template"
+    if method == "lora":
+        assert data["lora_target_modules"].startswith(".*language_model.*")
+
+
+def test_what_a_tool_has_no_template_for_is_refused():
+    plan = seeing("axolotl", "full")
+    odd = plan.model.encoder.but(family="aria").model_dump()
+    with pytest.raises(SpecError, match="encoder of images"):
+        export(
+            plan.model_copy(
+                update={"model": plan.model.model_copy(update={"encoder": Encoder(**odd)})}
+            ),
+            "axolotl",
+        )
 
 
 @pytest.mark.parametrize("tool", ["trl", "axolotl", "llama-factory"])

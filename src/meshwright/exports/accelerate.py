@@ -14,6 +14,7 @@ from meshwright.exports.hf import (
     attention_problems,
     config_file,
     first_norm,
+    first_numbers,
     hf_family,
     hf_problems,
     layer_class,
@@ -128,7 +129,8 @@ def deepspeed_config(plan: Plan, file: str) -> dict[str, Any]:
 
 def _units(model: Model) -> dict[str, str]:
     """The class of layers that FSDP shards one by one; accelerate takes a model's own where none is named."""
-    return {"fsdp_transformer_layer_cls_to_wrap": layer_class(model)} if hf_family(model) else {}
+    named = layer_class(model) if hf_family(model) else None
+    return {"fsdp_transformer_layer_cls_to_wrap": named} if named else {}
 
 
 def _parallelism(layout: Layout) -> dict[str, Any]:
@@ -153,7 +155,7 @@ def files(plan: Plan, command: str) -> dict[str, str]:
         "VERSION": VERSION,
         "SEQ_LEN": plan.job.seq_len,
         "NORM": first_norm(plan.model),
-        "FIRST_NUMBERS": template("first_numbers", {}).rstrip(),
+        "FIRST_NUMBERS": first_numbers(plan.model),
         "STEPS": steps(plan.job),
         "MICRO_BATCH": layout.micro_batch,
         "ACCUMULATION": layout.micro_batches(plan.job.global_batch),

@@ -12,7 +12,13 @@ from typing import Any
 
 from meshwright.exports.bundle import STAMP_KEY, comment, learning_rate, stamp_data, steps, template
 from meshwright.exports.canonical import canonical
-from meshwright.exports.hf import attention_problems, config_file, first_norm, hf_problems
+from meshwright.exports.hf import (
+    attention_problems,
+    config_file,
+    first_norm,
+    first_numbers,
+    hf_problems,
+)
 from meshwright.exports.limit_rules import Problem
 from meshwright.exports.limits import Limits
 from meshwright.exports.scripts import beside
@@ -139,6 +145,7 @@ def files(plan: Plan, command: str) -> dict[str, str]:
         "CHECKPOINTS": template("deepspeed_checkpoints", {}).rstrip(),
         "SEQ_LEN": plan.job.seq_len,
         "NORM": first_norm(plan.model),
+        "FIRST_NUMBERS": first_numbers(plan.model, deepspeed=True),
         "STEPS": steps(plan.job),
         "LIGER": plan.job.loss == "liger",
     }

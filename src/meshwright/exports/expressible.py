@@ -36,8 +36,13 @@ def unwritten(model: Model, job: Job, cluster: Cluster) -> tuple[str, ...]:
     if found is None:
         return ()
     target, stuck = found
+    others = sorted(
+        {one.limits.framework for one in STARTED.values()
+         if unplannable(model, job.but(framework=one.limits.framework), cluster, one.limits) is None}
+    )  # fmt: skip
+    instead = f"; files can with --framework {' or '.join(others)}" if others else ""
     return (
-        f"no files can be written for this plan: {target.limits.title} {stuck.lacks} ({stuck.field} = {stuck.value})",
+        f"no files can be written for this plan: {target.limits.title} {stuck.lacks} ({stuck.field} = {stuck.value}){instead}",
     )
 
 

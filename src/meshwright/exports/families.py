@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from meshwright.exports.hf import own_config
 from meshwright.exports.limit_rules import Problem
 from meshwright.exports.model_names import repository
+from meshwright.specs.hf_carried import language_part
 from meshwright.specs.model import Model
 from meshwright.specs.plain_families import OTHERWISE
 
@@ -26,6 +28,16 @@ def computes_otherwise(model: Model) -> Iterator[Problem]:
 
 def unknown_numbers(model: Model) -> tuple[str, ...]:
     """What an export from new weights says where the numbers of a model's config.json are not known here."""
+    own = own_config(model)
+    if (
+        own is not None
+        and model.positions == "rope"
+        and not {*language_part(own)} & {"rope_theta", "rope_parameters"}
+    ):
+        return (
+            f"the config.json of {model.name} here states no rotary base; what it leaves out is as the family's class has it: "
+            "give --model the published config.json where that matters",
+        )
     if model.numerics is not None or model.positions != "rope" or repository(model) is None:
         return ()
     share = "" if model.experts is None else ", scaling of its experts' output"

@@ -176,7 +176,9 @@ def axolotl(plan: Plan) -> dict[str, Any]:
             "lora_alpha": int(tune.alpha),
             "lora_dropout": tune.dropout,
         }
-        if tune.targets == GROUPS["all-linear"]:
+        if seeing.seen_by("axolotl", plan):
+            data["lora_target_modules"] = seeing.language_pattern(adapter_names(plan.model, tune))
+        elif tune.targets == GROUPS["all-linear"]:
             data["lora_target_linear"] = True
         else:
             data["lora_target_modules"] = adapter_names(plan.model, tune)
@@ -201,6 +203,7 @@ def axolotl(plan: Plan) -> dict[str, Any]:
         "learning_rate": tuning_rate(job), **_length(job, "num_epochs"), "lr_scheduler": "cosine",
         "datasets": [{"path": PLACEHOLDER, "type": "alpaca"}], "output_dir": "outputs",
     }  # fmt: skip
+    data |= seeing.axolotl_words(plan)
     if layout.cp > 1:
         data["context_parallel_size"] = layout.cp
     if job.loss in ("liger", "cut"):
@@ -273,13 +276,12 @@ def trl(plan: Plan) -> dict[str, Any]:
     split, shared = splits_layers(plan), by_deepspeed(plan)
     data: dict[str, Any] = {"model_name_or_path": _model_name(plan), "dtype": _DTYPES[_half(plan)]}
     if tune.adapts:
-        linear = tune.targets == GROUPS["all-linear"]
         data |= {
             "use_peft": True,
             "lora_r": tune.rank,
             "lora_alpha": int(tune.alpha),
             "lora_dropout": tune.dropout,
-            "lora_target_modules": ["all-linear"] if linear else adapter_names(plan.model, tune),
+            "lora_target_modules": _trl_targets(plan, tune),
         }
         data |= {"use_dora": True} if tune.method == "dora" else {}
         data |= _quantised(tune)
@@ -314,13 +316,22 @@ def trl(plan: Plan) -> dict[str, Any]:
     return data
 
 
+def _trl_targets(plan: Plan, tune: Finetune) -> list[str]:
+    """Matrices with adapters; one word alone is `all-linear` or a pattern (trainer/model_config.py)."""
+    if seeing.seen_by("trl", plan):
+        return [seeing.language_pattern(adapter_names(plan.model, tune))]
+    linear = tune.targets == GROUPS["all-linear"]
+    return ["all-linear"] if linear else adapter_names(plan.model, tune)
+
+
 def packed(plan: Plan) -> dict[str, Any]:
     """Rows of whole length, whose documents see each other, or not, as the plan was priced.
 
     FSDP2's context parallelism drops the mask between documents, so TRL refuses to pack beside it; beside
     Ulysses it packs, and PyTorch's own attention, which the export asks for there, keeps no documents apart.
     """
-    if plan.layout.cp > 1 and (not by_deepspeed(plan) or plan.job.document_masking):
+    apart = plan.layout.cp > 1 and (not by_deepspeed(plan) or plan.job.document_masking)
+    if apart or seeing.seen_by("trl", plan):  # nothing is packed around images
         return {"packing": False}
     if plan.job.document_masking:
         return {"packing": True, "padding_free": True}

@@ -6,12 +6,14 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from meshwright.exports.bundle import STAMP_KEY, stamp_data
+from meshwright.exports.bundle import STAMP_KEY, stamp_data, template
+from meshwright.exports.hf_classes import has_causal, has_images, keeps_every_score
 from meshwright.exports.hf_families import ACTIVATIONS, WRITERS, ZERO_NORMS, lost, rope, shape
 from meshwright.exports.limit_rules import Problem
 from meshwright.exports.tuning_attention import EAGER, FLASH, bends_scores, keeps_scores
 from meshwright.specs.cluster import Cluster
 from meshwright.specs.errors import SpecError
+from meshwright.specs.hf_carried import carried, class_family
 from meshwright.specs.job import Job
 from meshwright.specs.model import Model
 from meshwright.specs.numerics import numerics_of
@@ -29,8 +31,8 @@ _LENGTH = 4096
 
 
 def hf_problems(model: Model) -> Iterator[Problem]:
-    """Why an architecture has no configuration among the families written here."""
-    if hf_family(model) is not None:
+    """Why an architecture has no configuration among the families written here, and carries none that builds it."""
+    if hf_family(model) is not None or own_config(model) is not None:
         return
     own = model.family in WRITERS and not model.unusual()
     if model.family in OTHERWISE and not own:
@@ -55,6 +57,18 @@ def hf_family(model: Model) -> str | None:
     return model.family if own and not _lost(model) else None
 
 
+def own_config(model: Model) -> dict[str, Any] | None:
+    """The config.json that a model carries, where no family written here says it and transformers has its class.
+
+    Of a multimodal one this is the language model and its encoder.
+    """
+    if hf_family(model) is not None:
+        return None
+    config = carried(model)
+    family = str(config.get("model_type")) if config else ""
+    return config if has_causal(family) or has_images(family) else None
+
+
 def _lost(model: Model) -> str:
     """The first part of a model that its family's configuration would lose; "" where it says all of it."""
     return lost(model, WRITERS[model.family][0](model, _LENGTH))
@@ -64,6 +78,9 @@ def attention_problems(model: Model, job: Job, cluster: Cluster) -> Iterator[Pro
     """Kernels that a plan prices and transformers does not have for this model on these devices."""
     if keeps_scores(job):
         return
+    if own_config(model) is not None and keeps_every_score(class_family(model)):
+        says = 'has attention that keeps all its scores alone: a --job file with attention_kernel = "unfused" prices them'
+        yield Problem("job.attention_kernel", job.attention_kernel, says)
     priced = 'a --job file with attention_kernel = "unfused" prices them'
     if model.attention_sinks:
         says = f"computes attention with sinks by keeping all its scores: {priced}"
@@ -79,6 +96,13 @@ _HALF = ("bf16", "fp16")
 def needs_flash(plan: Plan) -> bool:
     """Whether an exported script asks for FlashAttention, which bends scores as PyTorch's own attention cannot."""
     return bends_scores(plan.model) and not keeps_scores(plan.job)
+
+
+def first_numbers(model: Model, *, deepspeed: bool = False) -> str:
+    """The part of a script that gives a model made there its first numbers: ours, or those that its class draws."""
+    which = ("first" if own_config(model) is None else "own") + "_numbers"
+    parts = (f"{which}_deepspeed",) if deepspeed else ("blank", which)
+    return "\n\n".join(template(part, {}) for part in parts).rstrip()
 
 
 def first_norm(model: Model) -> float:
@@ -106,6 +130,8 @@ def config_file(plan: Plan, command: str) -> str:
 
 
 def _shape(model: Model, seq_len: int) -> dict[str, Any]:
+    if (own := own_config(model)) is not None:
+        return _trained(own, seq_len)
     family = _written(model)
     if family in WRITERS:
         return WRITERS[family][0](model, seq_len)
@@ -137,6 +163,16 @@ def _shape(model: Model, seq_len: int) -> dict[str, Any]:
     return config
 
 
+def _trained(config: dict[str, Any], seq_len: int) -> dict[str, Any]:
+    """A published configuration for training: no cache of keys, which recomputation would fill twice, and positions enough."""
+    found = {key: _trained(inner, seq_len) if isinstance(inner, dict) and "hidden_size" in inner else inner
+             for key, inner in config.items()}  # fmt: skip
+    longest = found.get("max_position_embeddings")
+    if isinstance(longest, int) and longest < seq_len:
+        found["max_position_embeddings"] = seq_len
+    return found | {"use_cache": False}
+
+
 def _written(model: Model) -> str:
     family = hf_family(model)
     if family is None:
@@ -144,11 +180,13 @@ def _written(model: Model) -> str:
     return family
 
 
-def layer_class(model: Model) -> str:
-    """The class of one transformer layer, the unit that FSDP shards.
+def layer_class(model: Model) -> str | None:
+    """The class of one transformer layer, the unit that FSDP shards; None where a model's own class names it.
 
     Raises:
         SpecError: no family written here has this architecture.
     """
+    if own_config(model) is not None:
+        return None
     family = _written(model)
     return WRITERS[family][1] if family in WRITERS else _PLAIN[family]

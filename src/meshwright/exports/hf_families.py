@@ -293,7 +293,7 @@ WRITERS: dict[str, tuple[Callable[[Model, int], Words], str]] = {
 ZERO_NORMS = ("gemma", "gemma2", "gemma3_text")
 """Families whose norms add one to their weights, which begin at zero."""
 _NAMES_ONLY = frozenset({
-    "name", "source", "numerics", "max_positions", "counted_parameters", "extra_parameters", "encoder",
+    "name", "source", "numerics", "max_positions", "counted_parameters", "extra_parameters", "encoder", "config_json",
 })  # fmt: skip
 
 

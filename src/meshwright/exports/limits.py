@@ -83,7 +83,7 @@ def _unwritten(job: Job, can: Framework) -> Iterator[Problem]:
 
 
 def _unusual(model: Model, can: Framework) -> Iterator[Problem]:
-    parts = words_beside(model) if can.name == "llama-factory" else model.unusual()
+    parts = words_beside(model, can)
     if parts:
         says = "is exported for plain decoders with attention in every layer"
         yield Problem("model", f"{model.name} with {', '.join(parts)}", says)

@@ -14,7 +14,7 @@ import yaml
 from meshwright.exports import accelerate
 from meshwright.exports.bundle import comment, learning_rate, steps, template, warmup
 from meshwright.exports.canonical import canonical
-from meshwright.exports.hf import config_file, first_norm, layer_class
+from meshwright.exports.hf import config_file, first_norm, first_numbers, layer_class
 from meshwright.exports.inputs import SAVED_EVERY
 from meshwright.exports.scripts import beside
 from meshwright.specs.plan import Plan
@@ -69,12 +69,12 @@ def arguments(plan: Plan) -> dict[str, Any]:
 
 
 def _sharding(plan: Plan) -> dict[str, Any]:
-    layout = plan.layout
+    layout, named = plan.layout, layer_class(plan.model)
     return {
         "version": 2,
         "reshard_after_forward": layout.zero == 3,
         "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-        "transformer_layer_cls_to_wrap": [layer_class(plan.model)],
+        **({"transformer_layer_cls_to_wrap": [named]} if named else {}),
         "activation_checkpointing": layout.recompute == "full",
         "state_dict_type": "SHARDED_STATE_DICT",
     }
@@ -99,7 +99,7 @@ def files(plan: Plan, command: str) -> dict[str, str]:
     words = {
         "STAMP": comment(plan, command, stamp).rstrip(),
         "NORM": first_norm(plan.model),
-        "FIRST_NUMBERS": template("first_numbers", {}).rstrip(),
+        "FIRST_NUMBERS": first_numbers(plan.model),
     }
     return {
         "trainer.yaml": comment(plan, command, stamp) + text,

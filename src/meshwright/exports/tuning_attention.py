@@ -11,15 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from meshwright.exports.hf_classes import takes_flash
 from meshwright.exports.limit_rules import Problem
 from meshwright.specs.cluster import Cluster
 from meshwright.specs.frameworks import framework
+from meshwright.specs.hf_carried import class_family
 from meshwright.specs.job import Job
 from meshwright.specs.model import Model
 from meshwright.specs.plan import Plan
 
-_NO_FLASH = ("bloom", "mpt", "llama4_text", "deepseek_v32", "deepseek_v4", "glm_moe_dsa")
-"""Families whose class in transformers 5.23 does not say `_supports_flash_attn`."""
 ALWAYS_FLASH = ("llama-factory", "axolotl", "verl")
 """Tools whose files ask for FlashAttention unless the plan keeps all scores."""
 EAGER = "eager"
@@ -73,7 +73,7 @@ def kernel_problems(tool: str, model: Model, job: Job, cluster: Cluster) -> Iter
         if job.document_masking and tool in ("trl", "verl"):
             says = "keeps packed documents apart by FlashAttention alone"
             yield Problem("job.attention_kernel", job.attention_kernel, says)
-    elif model.family in _NO_FLASH and (tool in ALWAYS_FLASH or job.document_masking):
+    elif not takes_flash(class_family(model)) and (tool in ALWAYS_FLASH or job.document_masking):
         says = "is told FlashAttention, which transformers' class of it does not take"
         yield Problem("model.family", model.family, says)
     elif model.attention_sinks:

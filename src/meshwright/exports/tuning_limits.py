@@ -11,6 +11,7 @@ from meshwright.exports.adapter_names import ADAPTED
 from meshwright.exports.freezing import frozen_problems
 from meshwright.exports.limit_rules import Problem
 from meshwright.exports.model_names import brings_code, in_fp8, part_of
+from meshwright.exports.seeing import seeing_problems
 from meshwright.exports.tuning_attention import kernel_problems
 from meshwright.specs.cluster import Cluster
 from meshwright.specs.finetune import GROUPS, Finetune
@@ -46,8 +47,9 @@ def problems_of(tool: str) -> Callable[[Model, Job, Cluster], Iterator[Problem]]
                 yield Problem("finetune.dropout", tune.dropout, says)
         yield from _published(tool, model, job, tune)
         yield from frozen_problems(tool, model, tune)
+        yield from seeing_problems(tool, model, job)
         if part_of(model):
-            says = "loads a published checkpoint whole, and this one holds an image encoder, too, which the plan did not price"
+            says = "loads a published checkpoint whole, and this one holds an image encoder, too, which the plan did not price: plan its config.json"
             yield Problem("model", model.name, says)
         if brings_code(model):
             says = "loads checkpoints by transformers' own classes, and this one comes with code of its own (trust_remote_code)"

@@ -6,6 +6,7 @@ from meshwright.exports import torchtune
 from meshwright.exports.bundle import steps
 from meshwright.exports.finetuning import brings_deepspeed, packed, splits_layers, tuning_of
 from meshwright.exports.model_names import in_fp8, repository
+from meshwright.exports.seeing import seen_by
 from meshwright.specs.job_words import without_master
 from meshwright.specs.plan import Plan
 
@@ -28,10 +29,8 @@ def notes(plan: Plan, tool: str) -> tuple[str, ...]:
     if tool in ("torchtune", "verl") and narrow and plan.job.optimizer.name == "adamw":
         told += (f"{tool}'s moments are as wide as the 16-bit weights, less than the plan priced: plan with "
                  "--optimizer adamw-bf16 to count that",)  # fmt: skip
-    if tool == "llama-factory" and plan.model.encoder is not None:
-        told += (
-            f"rows hold {plan.model.encoder.kind} beside their words: say their column to LLaMA-Factory (data/README.md)",
-        )
+    if plan.model.encoder is not None and seen_by(tool, plan):
+        told += (f"rows hold {plan.model.encoder.kind} beside their words: {_ROWS[tool]}",)
     if tool == "torchtune" and plan.job.token_budget:
         told += (
             f"torchtune ends with its data: fewer than {steps(plan.job)} steps where one pass has fewer",
@@ -45,12 +44,28 @@ def notes(plan: Plan, tool: str) -> tuple[str, ...]:
         # verl/utils/dataset/multiturn_sft_dataset.py: one row, one sequence; each message goes through the template.
         return (*told, "verl packs nothing: rows shorter than data.max_length train less than the plan priced; "
                 "conversations need a tokenizer with a chat template")  # fmt: skip
-    if tool == "trl" and plan.layout.cp > 1 and not packed(plan)["packing"]:
+    if (
+        tool == "trl"
+        and plan.layout.cp > 1
+        and not packed(plan)["packing"]
+        and not seen_by("trl", plan)
+    ):
         return (*told, "TRL packs nothing beside context parallelism: rows shorter than max_length train less "
                 "than the plan priced")  # fmt: skip
     if tool in ("trl", "llama-factory") or plan.job.document_masking:
         return told
+    if seen_by(tool, plan):
+        return told
     return (*told, "attention stays inside each packed document: less work than the plan priced")
+
+
+_ROWS = {
+    "llama-factory": "say their column to LLaMA-Factory (data/README.md)",
+    "trl": "columns messages and images; the processor's own limit decides how large they are, and TRL packs none of them: "
+    "rows shorter than max_length train less than the plan priced",
+    "axolotl": "messages whose content names them (docs/multimodal.qmd); axolotl packs none of them: rows shorter than "
+    "sequence_len train less than the plan priced",
+}
 
 
 def stays_in_fp8(plan: Plan) -> bool:

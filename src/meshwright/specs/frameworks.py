@@ -28,7 +28,12 @@ AXIS_TITLES: dict[Axis, str] = {
 _HOPPER = ("h100", "h200", "h800", "h20", "gh200")
 
 Need = Literal[
-    "untied embeddings", "no experts", "rotary positions", "Llama 3 layers", "plain layers"
+    "untied embeddings",
+    "no experts",
+    "rotary positions",
+    "Llama 3 layers",
+    "plain layers",
+    "attention in every layer",
 ]
 
 
@@ -40,6 +45,7 @@ def lacks(model: Model, needs: tuple[Need, ...]) -> list[Need]:
         "rotary positions": model.positions == "rope",
         "Llama 3 layers": model.name.startswith("llama3"),
         "plain layers": plain_family(model) is not None,
+        "attention in every layer": model.mixer is None and model.kv_share == 1,
     }
     return [need for need in needs if not met[need]]
 
@@ -55,6 +61,9 @@ class Framework(Spec):
     aliases: tuple[str, ...] = Field((), description="other names of the same software")
     behaviour: str = Field(description="its row in costs/data/frameworks.toml, which prices it")
     checked: str = Field(description="the version whose code the cells were read from")
+    builds_families: bool = Field(
+        description="it builds a model by transformers' own class from a config.json"
+    )
     exported: bool = Field(True, description="exports/ writes a plan in its language")
     exported_on: tuple[str, ...] = Field(
         (), description="vendors whose devices its exported files are for; none: any"

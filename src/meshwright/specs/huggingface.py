@@ -12,6 +12,7 @@ from typing import Any
 
 from meshwright.specs.encoders import encoder_fields
 from meshwright.specs.errors import SpecError
+from meshwright.specs.hf_carried import carrying
 from meshwright.specs.hf_config import Config, UndescribedError, decoded
 from meshwright.specs.hf_dense import DENSE, llama
 from meshwright.specs.hf_hunyuan import hunyuan
@@ -36,6 +37,9 @@ _TEXT_OF = {
     "qwen3_vl_moe": "qwen3_moe", "kimi_k25": "kimi_k2", "kimi_vl": "deepseek_v3",
 }  # fmt: skip
 """Family of the language model where `text_config` names none."""
+
+_BUILT_AS = {"minimax_m3": "minimax_m3_vl_text"}
+"""`model_type` of a published file → transformers' name of the same."""
 
 _TEXT_SAME_AS = {
     "qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3",
@@ -78,6 +82,12 @@ def model_from_config(data: Mapping[str, Any], name: str = "", source: str = "")
         thinker = {"model_type": f"{given_type}_thinker", **thinker}
         model = model_from_config(thinker, name or str(given_type), source)
         return model.but(source=f"{model.source}; its parts that speak are not counted")
+    return carrying(_described(data, name, source), data)
+
+
+def _described(data: Mapping[str, Any], name: str, source: str) -> Model:
+    """The fields of a config's model."""
+    given_type = data.get("model_type")
     text = data.get("text_config") or data.get("llm_config") or data.get("language_config")
     if isinstance(text, Mapping):
         return _multimodal(data, text, name, source)
@@ -94,6 +104,7 @@ def model_from_config(data: Mapping[str, Any], name: str = "", source: str = "")
     named = name or (known if isinstance(known, str) and known else given_type)
     source = source or "a Hugging Face config.json"
     if read is None:
+        data = {**data, "model_type": _BUILT_AS.get(family, given_type)}
         return _traced(data, named, source, f"no reader for {given_type}")
     config = Config(data)
     try:
@@ -135,7 +146,7 @@ def _multimodal(data: Mapping[str, Any], text: Mapping[str, Any], name: str, sou
     tied = data.get("tie_word_embeddings")
     if isinstance(tied, bool):
         inner.setdefault("tie_word_embeddings", tied)
-    model = model_from_config(inner, name or given, source)
+    model = _described(inner, name or given, source)
     try:
         counted = trace(data)
     except SpecError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -210,7 +210,21 @@ class Model(Spec):
         ge=0,
         description="all parameters, where they were counted: what the shape lacks is extra",
     )
+    config_json: str = Field(
+        "",
+        description="its Hugging Face config.json as one line, where the fields do not say all that a layer computes",
+    )
     source: str = Field("", description="where the numbers come from")
+
+    def but(self, **changes: Any) -> Self:
+        """A copy with some fields changed; another shape is not what the carried config.json says any more.
+
+        Raises:
+            SpecError: a field is unknown or its new value is not accepted.
+        """
+        if self.config_json and changes.keys() - {"name", "source", "config_json"}:
+            changes = {"config_json": "", **changes}
+        return super().but(**changes)
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -53,7 +53,7 @@ def tally(config: dict[str, Any]) -> dict[str, Any]:
     try:
         made = transformers.AutoConfig.for_model(str(config.get("model_type")), **fields)
         with torch.device("meta"):
-            model = _built(transformers, made)
+            model, alone = _built(transformers, made)
     except Exception as error:
         raise ValueError(f"{type(error).__name__}: {error}".splitlines()[0][:300]) from None
     text = made.get_text_config() if hasattr(made, "get_text_config") else made
@@ -88,8 +88,10 @@ def tally(config: dict[str, Any]) -> dict[str, Any]:
     for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"):
         if isinstance(value := stated(text, name), int):
             plain[name] = value  # a family's own spelling, under the usual name
+    # The encoder that came along is none of the config's.
+    beside, encoder = (encoder, 0) if alone else (0, encoder)
     return {
-        "total": sum(weight.numel() for weight in model.parameters()),
+        "total": sum(weight.numel() for weight in model.parameters()) - beside,
         "tables": _tables(model), "encoder": encoder, "layers": layers, "outside": outside, "config": plain,
         "tower": tower_of(model, _ENCODER) if encoder else None, "whole": plainly(made) if encoder else {},
         "class": type(model).__name__, "transformers": transformers.__version__,
@@ -119,21 +121,34 @@ def _tables(model: Any) -> int:
     )
 
 
-def _built(transformers: Any, made: Any) -> Any:
-    """The model of a config: a multimodal one where there is one, else the language model."""
-    kinds = ("AutoModelForImageTextToText", "AutoModelForCausalLM", "AutoModelForMultimodalLM",
+def _built(transformers: Any, made: Any) -> tuple[Any, bool]:
+    """(the model of a config, whether the config is of its language model alone).
+
+    A multimodal model where there is one, else the language model; that of a multimodal one may have no class of its own.
+    """
+    kinds = ("AutoModelForImageTextToText", "AutoModelForCausalLM", "", "AutoModelForMultimodalLM",
              "AutoModelForSeq2SeqLM", "AutoModel")  # fmt: skip
     failure: Exception | None = None
     for kind in kinds:
-        if not hasattr(transformers, kind):
-            continue
         try:
-            return getattr(transformers, kind).from_config(made, trust_remote_code=False)
+            if kind and hasattr(transformers, kind):
+                return getattr(transformers, kind).from_config(made, trust_remote_code=False), False
+            if not kind and (whole := _around(made)) is not None:
+                return transformers.AutoModelForImageTextToText.from_config(whole), True
         except Exception as error:
             unknown = isinstance(error, ValueError) and "Unrecognized configuration" in str(error)
             failure = failure if unknown and failure is not None else error
     assert failure is not None
     raise failure
+
+
+def _around(text: Any) -> Any:
+    """A multimodal configuration around one of its language model; None where its module has none."""
+    for other in vars(sys.modules[type(text).__module__]).values():
+        parts = getattr(other, "sub_configs", None)
+        if isinstance(parts, dict) and parts.get("text_config") is type(text):
+            return other(text_config=text.to_dict())
+    return None
 
 
 def _part(inner: str) -> str:
