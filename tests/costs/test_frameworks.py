@@ -4,8 +4,16 @@ import typing
 
 import pytest
 
-from meshwright.costs.frameworks import Behaviour, behaviour, framework, framework_names, source_of
+from meshwright.costs.frameworks import (
+    Behaviour,
+    behaviour,
+    behaviour_on,
+    framework,
+    framework_names,
+    source_of,
+)
 from meshwright.specs import frameworks
+from meshwright.specs.devices import load_device
 from meshwright.specs.errors import SpecError
 from meshwright.specs.job import Framework, Job
 
@@ -45,6 +53,18 @@ def test_documented_differences():
     assert framework("megatron").attention_kernel == "flash"
     assert framework("nanotron").stage_split == "cost-balanced"
     assert framework("fsdp").zero == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "options", "generation"),
+    [
+        ("torchtitan", "b200", {}, 3), ("torchtitan", "gb300", {}, 3), ("torchtitan", "h100", {}, 2),
+        ("torchtitan", "b200", {"flash_generation": 2}, 2), ("trl", "b200", {}, 2), ("megatron", "h100", {}, 3),
+    ],
+)  # fmt: skip
+def test_torchtitan_takes_cudnns_attention_on_blackwell(name, device, options, generation):
+    job = Job(framework=name, framework_options=options)
+    assert behaviour_on(job, load_device(device)).flash_generation == generation
 
 
 def test_an_eager_cross_entropy_holds_as_many_bytes_a_logit_as_torch_says():

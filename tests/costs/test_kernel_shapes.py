@@ -199,3 +199,18 @@ def test_consumer_cards_keep_their_halved_tensor_cores_busy():
     workstation = kernels_for(load_cluster("rtx6000-ada:1x1").device, "bf16")
     assert card.gemm_sustained > 0.75 > workstation.gemm_sustained
     assert card.flash_forward[1] > 0.9
+
+
+@pytest.mark.parametrize(
+    ("generation", "tflops"),
+    # Dao-AILab/flash-attention issue 1310, forward over 2,048 keys, two sequences, width 128
+    [(2, 83.7), (3, 129.1)],
+)
+def test_a_chip_held_to_a_quarter_of_its_rate_is_kept_busy(generation, tflops):
+    cut, whole = (kernels_for(load_device(name), "bf16") for name in ("h20", "h100"))
+    assert cut.gemm_sustained > 0.8 > whole.gemm_sustained
+    seconds = flash_attention_time_s(
+        cut, sequences=np.array([2]), query_len=np.array([2048]), pairs_per_query=np.array([2048.0]),
+        heads=np.array([32]), qk_dim=128, v_dim=128, generation=generation, backward=False,
+    )[0]  # fmt: skip
+    assert 4.0 * 2 * 32 * 128 * 2048**2 / seconds == pytest.approx(tflops * 1e12, rel=0.15)

@@ -34,6 +34,13 @@ def test_scans_take_what_they_were_measured_at(device, kind, heads, tokens, meas
     assert scan_ms(device, mixer, tokens) == pytest.approx(measured_ms, rel=0.15)
 
 
+def test_a_scans_backward_takes_more_than_its_products():
+    """Three and a half times its forward by itself (pytorch/helion examples/linear/BENCHMARKS.md), for 8/3 the products."""
+    kernels, flops = kernels_for(load_device("b200"), "bf16"), np.array([1e12])
+    forward = scan_time_s(kernels, flops, backward=False)[0]
+    assert scan_time_s(kernels, flops, backward=True)[0] > 3.4 * forward
+
+
 def test_blocks_of_one_part_have_one_residual_sum_and_one_pair_of_collectives():
     parted, plain = load_model("nemotron-3-super-120b-a12b"), load_model("llama-3-8b")
     assert layer_shares(parted, moe=False).parts == layer_shares(parted, moe=True).parts == 1.0

@@ -124,6 +124,24 @@ def test_experts_are_split_over_tensor_parallel_ranks_unless_said_otherwise(rows
         assert layout.ep * layout.etp <= layout.dp * layout.cp * layout.tp
 
 
+@pytest.mark.parametrize(
+    ("setup", "etp"),
+    [
+        ("NeMo; ETP 4", 4),
+        ("etp: 2", 2),
+        ("expert tp 1", 1),
+        ("expert_tensor_parallel_size=2", 2),
+        ("NeMo", 1),
+    ],
+)
+def test_tensor_parallelism_inside_an_expert_is_read_where_it_is_printed(setup, etp):
+    cells = {
+        "gpu": "GB200", "gpus": "128", "model": "Grok1 314b", "seq_len": "8192", "precision": "BF16", "tp": "4",
+        "pp": "1", "ep": "8", "micro_batch": "1", "global_batch": "256", "setup": setup,
+    }  # fmt: skip
+    assert import_row(Row("mine", {"id": "1", "source": "a table", **cells})).layout.etp == etp
+
+
 def test_tests_keep_megatrons_dropout_unless_their_file_sets_it(rows):
     by_id = {row.id: row for row in rows}
     assert import_row(by_id["mci-0001"]).job.framework_options["dropout"] is False

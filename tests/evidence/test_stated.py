@@ -32,6 +32,8 @@ def row(**cells):
         ("prime-rl SFT trainer, PyTorch FSDP2", "framework"),
         ("torchtune, chunked cross entropy", "chunked"),
         ("MaxText, vocab tiling 16", "chunked"),
+        ("TRL SFTTrainer, chunked_nll", "chunked"),
+        ("torchtitan, eight loss chunks", "chunked"),
         ("trl without Liger", "framework"),
         ("llama-factory, enable_liger_kernel: false", "framework"),
         ("Megatron-LM", "framework"),
@@ -52,6 +54,7 @@ def test_losses_by_their_names(setup, loss):
         ("activation offloading", ("activations",)),
         ("DeepSpeed, offload_optimizer: none", ()),
         ("no activation offloading", ()),
+        ("Megatron-Bridge; expert_fc1 activations offloaded", ()),
         ("act_cpu_offload=False", ()),
     ],
 )

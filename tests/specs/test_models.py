@@ -231,3 +231,12 @@ def test_a_size_of_any_length_is_told_at_once(in_proportion):
     texts = {length: "0" * length for length in (120_000, 15_000)}
     in_proportion(lambda length: is_size(texts[length]), 120_000)
     assert not is_size(texts[120_000])
+
+
+def test_torchtitans_16b_is_the_small_deepseek_of_its_dimensions():
+    model = load_model("DeepSeek-V3 16B")
+    assert (model.layers, model.hidden, model.name) == (
+        27,
+        2048,
+        load_model("deepseek-v2-lite").name,
+    )

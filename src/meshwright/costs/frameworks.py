@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from meshwright.costs.kernels import sdpa_generation
 from meshwright.costs.processors import host_slowness
 from meshwright.costs.tables import derived, table
 from meshwright.specs.base import Spec
@@ -27,6 +28,9 @@ class Behaviour(Spec):
     attention_kernel: AttentionKernel = Field(description="the kernel used when a run names none")
     flash_generation: int = Field(
         ge=1, le=3, description="flash attention 1 (2022), 2 (2023), or 3 and cuDNN's (2024)"
+    )
+    sdpa: bool = Field(
+        description="attention by torch's scaled_dot_product_attention, cuDNN's kernels first where a device has them"
     )
     fused_softmax: bool = Field(description="unfused attention: scale, mask, softmax in one kernel")
     fused_norm: bool = Field(description="one kernel per norm, forward and backward")
@@ -334,12 +338,16 @@ HOST_TIMES = (
 
 
 def behaviour_on(job: Job, device: Device) -> Behaviour:
-    """Return a job's behaviour with the host times of the processor that a device comes with.
+    """Return a job's behaviour with what depends on the device: host times of the processor that it comes
+    with, and the attention kernels that torch takes there where the job does not name any.
 
     Raises:
         SpecError: an option is not a field of `Behaviour`, or its value is not accepted.
     """
     known = behaviour(job)
+    taken = sdpa_generation(device)
+    if known.sdpa and taken is not None and "flash_generation" not in job.framework_options:
+        known = known.model_copy(update={"flash_generation": taken})
     slowness = host_slowness(device)
     if slowness == 1.0:
         return known

@@ -106,6 +106,12 @@ def generation(device: Device) -> str:
     return best
 
 
+def sdpa_generation(device: Device) -> int | None:
+    """Return the generation of flash attention that torch's own dispatch takes on a device, where known."""
+    taken = generations()[generation(device)].get("sdpa_generation")
+    return None if taken is None else int(str(taken))
+
+
 def kernels_for(device: Device, precision: str, head_dim: int = 128) -> Kernels:
     """Return the kernel model of a device at a compute precision (attention stays in 16 bits).
 
@@ -139,11 +145,11 @@ def kernels_for(device: Device, precision: str, head_dim: int = 128) -> Kernels:
         gemm_sustained=device.matmul_efficiency.get(
             f"sustained_{precision}", alone * number["training_share"]
         ),
-        start=shape.start,
+        start=shape.start * number.get("start", 1.0),
         small_tile=shape.small_tile,
         grouped=shape.grouped,
         kernel_gap_s=number["kernel_gap_s"],
-        attention_start=flash.start,
+        attention_start=flash.start * number.get("start", 1.0),
         flash_forward=_three(forward),
         flash_backward=_three(backward),
         unfused_gemm=number["unfused_gemm"],
@@ -316,7 +322,7 @@ def flash_attention_time_s(
 
 def scan_time_s(kernels: Kernels, flops: Floats, backward: bool) -> Floats:
     """Time of the chunked scan of a linear mixer whose forward multiplies `flops`, in seconds."""
-    products = flops * (SCAN_BACKWARD if backward else 1.0)
+    products = flops * (SCAN_BACKWARD / table("scans")["backward"]["rate"] if backward else 1.0)
     return products / (kernels.sms * SCAN_FLOPS_PER_SM) + kernels.kernel_gap_s
 
 

@@ -335,6 +335,12 @@ _CONTEXT: tuple[tuple[str, ContextMethod], ...] = (
 )
 
 
+_EXPERT_TENSOR = re.compile(
+    r"\b(?:etp|expert[-_ ](?:tp|tensor[-_ ](?:model[-_ ])?parallel(?:ism)?(?:[-_ ](?:size|degree))?))\s*[:=]?\s*(\d+)\b",
+    re.IGNORECASE,
+)
+
+
 def _context_method(row: Row, rule: SourceRule) -> ContextMethod:
     """How a row's context parallelism moves keys: as it says, else as its source or framework does."""
     for pattern, method in _CONTEXT:
@@ -346,9 +352,14 @@ def _context_method(row: Row, rule: SourceRule) -> ContextMethod:
 
 
 def _expert_tensor_parallel(row: Row, tp: int) -> int:
-    """Tensor parallelism inside an expert; Megatron's arguments.py makes it tp unless it is given."""
+    """Tensor parallelism inside an expert; Megatron's arguments.py makes it tp unless it is given.
+
+    Tables print it as a column of its own, which is part of the setup by then, or beside the other degrees.
+    """
     arguments = megatron_arguments(row)
     stated = arguments.get("expert-tensor-parallel-size")
+    if stated is None and (printed := _EXPERT_TENSOR.search(row["setup"])):
+        stated = printed.group(1)
     if stated is not None:
         return int(stated)
     return tp if "num-experts" in arguments else 1

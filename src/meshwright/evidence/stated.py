@@ -156,7 +156,7 @@ LOSSES: tuple[tuple[str, Loss], ...] = (
     ),
     (r"cut[-_ ]cross[-_ ]?entropy|\bCCE\b|\bunsloth\b", "cut"),
     (
-        r"chunked[-_ ](?:cross[-_ ]?entropy|CE\b|loss|output|logits|LM head)|vocab[-_ ]tiling",
+        r"chunked[-_ ](?:cross[-_ ]?entropy|CE\b|nll|loss|output|logits|LM head)|vocab[-_ ]tiling|\bloss chunks\b",
         "chunked",
     ),
 )
@@ -219,7 +219,15 @@ OFFLOADED: tuple[tuple[str, Offload], ...] = (
 update there, ZeRO-3's offload parameters and states."""
 
 
+_OF_A_MODULE = re.compile(
+    r"\b(?:attn_norm|qkv_linear|core_attn|attn_proj|mlp_norm|expert_fc1|moe_act)\b[^;]*?offload\w*",
+    re.IGNORECASE,
+)
+"""Inputs of one module that leave the device (Megatron-Core's `offload_modules`), beside its computation: not
+all activations, whose traffic would set the pace, and not priced."""
+
+
 def stated_offloads(row: Row) -> tuple[Offload, ...]:
     """Return what a row says that its run keeps in the host's memory."""
-    text = f"{row['setup']}; {row['zero_or_fsdp']}"
+    text = _OF_A_MODULE.sub("", f"{row['setup']}; {row['zero_or_fsdp']}")
     return tuple(kind for pattern, kind in OFFLOADED if says(pattern, text))
