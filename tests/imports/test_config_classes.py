@@ -16,7 +16,9 @@ _NAMES = ("hidden_size", "num_hidden_layers", "num_attention_heads")
 
 
 def shape(model: Model) -> dict[str, object]:
-    return model.model_dump(exclude={"name", "source", "numerics", "counted_parameters"})
+    return model.model_dump(
+        exclude={"name", "source", "numerics", "counted_parameters", "config_json"}
+    )
 
 
 @pytest.mark.parametrize("called", CLASSES)
