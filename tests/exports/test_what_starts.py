@@ -264,7 +264,7 @@ def test_nanotron_makes_its_own_tokens_where_no_data_set_is_named():
     ("torchtune", {"optimizer": OPTIMIZERS["adam8bit"]}, "adam8bit"),
     ("trl", {"optimizer": OPTIMIZERS["adamw-bf16"]}, "as wide as the weights that it updates"),
     ("axolotl", {"optimizer": OPTIMIZERS["sgd-momentum"]}, "has the optimizer"),
-    ("llama-factory", {"model": "qwen3-next-80b-a3b"}, "gated-delta"),
+    ("verl", {"model": "qwen3-next-80b-a3b"}, "attention in every layer"),
     ("torchtune", {"precision": RECIPES["fp16"]}, "trains in bf16"),
     ("verl", {"method": "dora"}, "trains lora"),
     ("axolotl", {"finetune": None}, "plan with --finetune"),

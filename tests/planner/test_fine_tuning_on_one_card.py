@@ -49,10 +49,10 @@ def test_full_fine_tuning_shards_what_it_trains():
 
 
 def test_a_model_that_no_file_can_be_written_for_is_planned_and_the_plan_says_so(capsys):
-    """Layers without attention: TRL's files are for plain decoders, and nobody asked for TRL."""
+    """An encoder beside the text that is planned: TRL loads a checkpoint whole, and nobody asked for TRL."""
     words = [
         "plan",
-        "nemotron-h-8b",
+        "gemma4-e4b",
         "-c",
         "h100:1x1",
         "--finetune",
@@ -66,7 +66,7 @@ def test_a_model_that_no_file_can_be_written_for_is_planned_and_the_plan_says_so
     assert "no files can be written for this plan: TRL" in said
     assert run([*words, "--framework", "trl"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "no files can be written for this plan: TRL is exported for plain decoders" in said
+    assert "no files can be written for this plan: TRL loads a published checkpoint whole" in said
     assert run(["plan", "llama3.2-1b", *words[2:]]) == 0
     assert "no files can" not in capsys.readouterr().out
 

@@ -26,7 +26,7 @@ def is_config(data: dict[str, Any]) -> bool:
     )
 
 
-_TRAINS = ("do_train", "dataset", "per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "num_train_epochs", "max_steps", "output_dir")  # fmt: skip
+_TRAINS = ("stage", "do_train", "dataset", "per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "num_train_epochs", "max_steps", "output_dir")  # fmt: skip
 """What a configuration has that trains, of which one for chat has none."""
 
 
@@ -55,7 +55,7 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
             "this configuration exports weights; it does not train",
         )
     if not options.has(*_TRAINS):
-        raise SpecError("file", "the configuration", "does not train: it names a model for chat or export, and neither data, a batch nor do_train")  # fmt: skip
+        raise SpecError("file", "the configuration", "does not train: it names a model for chat or export, and neither a stage, data, a batch nor do_train")  # fmt: skip
     if options.has("infer_backend", "chat_template") and not options.has(
         "per_device_train_batch_size", "do_train"
     ):
