@@ -8,10 +8,10 @@ from typing import Any
 
 from meshwright.imports import cloud
 from meshwright.imports.config_maps import documents as yaml_documents
+from meshwright.imports.interpolate import LIMITS
 from meshwright.specs.errors import SpecError
-from meshwright.specs.foreign import Limits, parse_json, parse_toml, parse_yaml
+from meshwright.specs.foreign import parse_json, parse_toml, parse_yaml
 
-_LIMITS = Limits(size_bytes=4_000_000, any_number=True, last_wins=True)
 Data = dict[str, Any]
 
 
@@ -27,23 +27,23 @@ def parsed(text: str, name: str) -> Data:
     """
     suffix = Path(name).suffix.lower()
     if suffix == ".toml":
-        data: Any = parse_toml(text, "file", name, _LIMITS)
+        data: Any = parse_toml(text, "file", name, LIMITS)
     elif suffix in (".json", ".jsonc") or _BRACED.match(text):
         try:
-            data = parse_json(without_comments(text), "file", name, _LIMITS)
+            data = parse_json(without_comments(text), "file", name, LIMITS)
         except SpecError:
             if suffix in (".json", ".jsonc"):
                 # A template: what its placeholders stand for is not said.
-                data = parse_json(_without_placeholders(text), "file", name, _LIMITS)
+                data = parse_json(_without_placeholders(text), "file", name, LIMITS)
             else:
                 # Flow-style YAML looks like JSON, too: words without quotes, comments with a #.
-                data = parse_yaml(text, "file", name, _LIMITS)
+                data = parse_yaml(text, "file", name, LIMITS)
     elif suffix in (".yaml", ".yml") or re.search(r"^[\w\"'-]+\s*:", text, re.MULTILINE):
-        data = parse_yaml(_tamed(_one_document(text, name)), "file", name, _LIMITS)
+        data = parse_yaml(_tamed(_one_document(text, name)), "file", name, LIMITS)
         if isinstance(data, dict):
             data = {key: one for key, one in data.items() if key not in _merged(text)}
     elif re.search(r"^\[[\w.]+\]", text, re.MULTILINE):
-        data = parse_toml(text, "file", name, _LIMITS)
+        data = parse_toml(text, "file", name, LIMITS)
     else:
         raise SpecError(
             "file",
@@ -77,7 +77,7 @@ def _one_document(text: str, name: str) -> str:
     if len(parts) < 2:
         return text
     starts = [
-        sum(map(cloud.training, cloud.commands(parse_yaml(_tamed(p), "file", name, _LIMITS))))
+        sum(map(cloud.training, cloud.commands(parse_yaml(_tamed(p), "file", name, LIMITS))))
         for p in parts
     ]
     if any(starts):
@@ -88,7 +88,7 @@ def _one_document(text: str, name: str) -> str:
 def left_open(text: str) -> str:
     """The places of a JSON template that were left for whoever fills it in; empty where none is."""
     try:
-        parse_json(without_comments(text), "file", "", _LIMITS)
+        parse_json(without_comments(text), "file", "", LIMITS)
     except SpecError:
         left = re.findall(r'"(\w+)"\s*:\s*([A-Z][A-Z0-9_]{2,})\b', without_comments(text))
         return ", ".join(f"{key} {word}" for key, word in left[:6]) + " and more" * (len(left) > 6)

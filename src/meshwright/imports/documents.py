@@ -128,34 +128,26 @@ def _known_by(
     return Format(lambda document: knows(document.data), read)
 
 
-def _as_it_is(*modules: _Alone) -> tuple[Format, ...]:
-    """Tables to which their command adds nothing."""
+def _as_it_is(document: Document) -> Data:
+    """The table where its command adds nothing to it."""
+    return document.data
 
+
+def _as_told(document: Document) -> Data:
+    """The table where the words of its command change it."""
+    return document.told
+
+
+def _alone(table: Callable[[Document], Data], *modules: _Alone) -> tuple[Format, ...]:
     def one(module: _Alone) -> Format:
-        return _known_by(module.is_config, lambda d: module.read(d.data, d.given))
+        return _known_by(module.is_config, lambda d: module.read(table(d), d.given))
 
     return tuple(map(one, modules))
 
 
-def _as_it_is_beside(*modules: _Beside) -> tuple[Format, ...]:
+def _beside(table: Callable[[Document], Data], *modules: _Beside) -> tuple[Format, ...]:
     def one(module: _Beside) -> Format:
-        return _known_by(module.is_config, lambda d: module.read(d.data, d.given, d.folder))
-
-    return tuple(map(one, modules))
-
-
-def _as_told(*modules: _Alone) -> tuple[Format, ...]:
-    """Tables that the words of their command change."""
-
-    def one(module: _Alone) -> Format:
-        return _known_by(module.is_config, lambda d: module.read(d.told, d.given))
-
-    return tuple(map(one, modules))
-
-
-def _as_told_beside(*modules: _Beside) -> tuple[Format, ...]:
-    def one(module: _Beside) -> Format:
-        return _known_by(module.is_config, lambda d: module.read(d.told, d.given, d.folder))
+        return _known_by(module.is_config, lambda d: module.read(table(d), d.given, d.folder))
 
     return tuple(map(one, modules))
 
@@ -301,28 +293,37 @@ LAUNCHERS = (_known_by(wandb_sweep.is_config, _of_sweep), Format(_starts_somethi
 
 FRAMEWORKS = (
     _known_by(deepspeed.is_config, _of_deepspeed),
-    *_as_it_is_beside(bridge_tables),
-    *_as_it_is(bridge_saved),
+    *_beside(_as_it_is, bridge_tables),
+    *_alone(_as_it_is, bridge_saved),
     Format(
         lambda d: accelerate.is_config(d.data) and "model_name_or_path" not in d.data,
         lambda d: accelerate.read(d.data, d.given, d.folder),
     ),
     _known_by(open_lm.is_scale, lambda d: open_lm.read_scale(d.data, d.given, d.folder)),
-    *_as_it_is(nanotron, megatron_yaml, llm_on_ray),
-    *_as_it_is_beside(megatron_tables, titan_tables),
-    *_as_it_is(mindformers, mesh_transformer),
-    *_as_told_beside(chatlearn, mindspeed_rl, primus, flagscale),
-    *_as_told(
-        arctic, areal, automodel, easydel, easyr1, fairseq2, realhf, levanter, mindspeed_fsdp2
+    *_alone(_as_it_is, nanotron, megatron_yaml, llm_on_ray),
+    *_beside(_as_it_is, megatron_tables, titan_tables),
+    *_alone(_as_it_is, mindformers, mesh_transformer),
+    *_beside(_as_told, chatlearn, mindspeed_rl, primus, flagscale),
+    *_alone(
+        _as_told,
+        arctic,
+        areal,
+        automodel,
+        easydel,
+        easyr1,
+        fairseq2,
+        realhf,
+        levanter,
+        mindspeed_fsdp2,
     ),
-    *_as_told(roll, picotron, fast_llm, tunix, veomni, zeroband),
-    *_as_told_beside(oumi, autotrain, axolotl, llama_factory),
+    *_alone(_as_told, roll, picotron, fast_llm, tunix, veomni, zeroband),
+    *_beside(_as_told, oumi, autotrain, axolotl, llama_factory),
     Format(
         lambda d: "_component_" in d.text and torchtune.is_config(d.data),
         lambda d: torchtune.read(d.data, d.given, d.overrides, d.text),
     ),
-    *_as_told(neuron),
-    *_as_told_beside(nemo_rl),
+    *_alone(_as_told, neuron),
+    *_beside(_as_told, nemo_rl),
     _known_by(nemo.is_config, lambda d: nemo.read(d.data, d.given, d.overrides)),
     Format(
         lambda d: (
@@ -330,13 +331,13 @@ FRAMEWORKS = (
         ),
         _of_verl,
     ),
-    *_as_told_beside(torchforge, prime_rl),
+    *_beside(_as_told, torchforge, prime_rl),
     _known_by(
         torchtitan.is_config, lambda d: torchtitan.read_toml(d.data, d.given, d.overrides, d.folder)
     ),
-    *_as_told(litgpt, olmo, llm_foundry, paddle),
-    *_as_told_beside(maxtext),
-    *_as_it_is(neox),
+    *_alone(_as_told, litgpt, olmo, llm_foundry, paddle),
+    *_beside(_as_told, maxtext),
+    *_alone(_as_it_is, neox),
     Format(
         lambda d: (
             "micro_train_batch_size" in d.data
@@ -349,10 +350,10 @@ FRAMEWORKS = (
 """Tables known by their own framework's words; the first that knows one reads it, so the order is part of the knowledge."""
 
 TRAINERS = (
-    *_as_told_beside(hyperpod),
+    *_beside(_as_told, hyperpod),
     Format(lambda d: hf_tables.is_config(d.data) and not own_tables.is_around(d.data), _of_trainer),
 )
 """Tables in the words of transformers' Trainer, which records of runs share."""
 
-OWN = (Format(lambda d: cloud.starts_training(d.data), _of_cloud), *_as_told_beside(own_tables))
+OWN = (Format(lambda d: cloud.starts_training(d.data), _of_cloud), *_beside(_as_told, own_tables))
 """Tables of one's own program, which parts of others resemble."""

@@ -5,10 +5,10 @@ Defaults are those of `OATArgs` (oat/args.py); how devices are shared is `get_pr
 
 from __future__ import annotations
 
+from meshwright.imports.formats import openrlhf
 from meshwright.imports.options import Options, flags_of
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.tasks import name_task
-from meshwright.imports.tuning import adapters
 from meshwright.specs.errors import SpecError
 from meshwright.specs.job import RECIPES
 
@@ -77,12 +77,7 @@ def _job(options: Options, reading: Reading) -> None:
         reading.job["precision"] |= {"gradient_bytes": 4.0}
     if not options.flag("flash_attn", default=True):
         reading.job["attention_kernel"] = "unfused"
-    rank, four = options.whole("lora_rank"), options.flag("load_in_4bit")
-    if rank:
-        adapters(reading, rank=rank, alpha=options.number("lora_alpha", default=16.0), dropout=options.number("lora_dropout"),
-                 targets=options.raw("target_modules"), option="--target_modules", bits=4 if four else 0)  # fmt: skip
-    elif four:
-        reading.unmodelled("--load_in_4bit", "weights in 4 bits do not train without adapters, and none are named; all weights are priced in 16 bits as trained")  # fmt: skip
+    openrlhf.read_adapters(options, reading)
 
 
 def _task(program: str, options: Options, reading: Reading) -> None:

@@ -114,12 +114,7 @@ def read_openrlhf(program: str, words: list[str], given: Given) -> Reading:
         ].model_dump(),
     }
     _optimizer(options, reading)
-    rank, four = options.whole("lora_rank"), options.flag("load_in_4bit")
-    if rank:
-        adapters(reading, rank=rank, alpha=options.number("lora_alpha", default=16.0), dropout=options.number("lora_dropout"),
-                 targets=options.raw("target_modules"), option="--target_modules", bits=4 if four else 0)  # fmt: skip
-    elif four:
-        reading.unmodelled("--load_in_4bit", "weights in 4 bits do not train without adapters, and none are named; all weights are priced in 16 bits as trained")  # fmt: skip
+    read_adapters(options, reading)
     if options.flag("packing_samples"):
         reading.job["document_masking"] = True
     if (
@@ -172,3 +167,13 @@ def _optimizer(options: Options, reading: Reading) -> None:
     kind = options.word("optim", default="adam")
     if kind != "adam":
         reading.job["optimizer"] = optimizer_or_adamw(reading, kind, "--optim").model_dump()
+
+
+def read_adapters(options: Options, reading: Reading) -> None:
+    """Adapters by the words that OpenRLHF and oat share, on weights of 16 or 4 bits."""
+    rank, four = options.whole("lora_rank"), options.flag("load_in_4bit")
+    if rank:
+        adapters(reading, rank=rank, alpha=options.number("lora_alpha", default=16.0), dropout=options.number("lora_dropout"),
+                 targets=options.raw("target_modules"), option="--target_modules", bits=4 if four else 0)  # fmt: skip
+    elif four:
+        reading.unmodelled("--load_in_4bit", "weights in 4 bits do not train without adapters, and none are named; all weights are priced in 16 bits as trained")  # fmt: skip
