@@ -100,8 +100,11 @@ def needs_flash(plan: Plan) -> bool:
 
 def first_numbers(model: Model, *, deepspeed: bool = False) -> str:
     """The part of a script that gives a model made there its first numbers: ours, or those that its class draws."""
-    which = ("first" if own_config(model) is None else "own") + "_numbers"
-    parts = (f"{which}_deepspeed",) if deepspeed else ("blank", which)
+    ours = own_config(model) is None
+    which = "first_numbers" if ours else "own_numbers"
+    made = () if deepspeed else ("blank",)
+    drawn = () if ours else ("own_drawn",)
+    parts = (*made, *drawn, f"{which}_deepspeed" if deepspeed else which)
     return "\n\n".join(template(part, {}) for part in parts).rstrip()
 
 
