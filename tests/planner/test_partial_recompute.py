@@ -4,6 +4,7 @@ import pytest
 
 from meshwright.costs.columns import from_layouts
 from meshwright.costs.step import estimate
+from meshwright.planner import partial_recompute
 from meshwright.planner.legality import Question
 from meshwright.planner.odds import Odds
 from meshwright.planner.partial_recompute import partly_recomputed
@@ -87,3 +88,29 @@ def test_hardware_utilisation_counts_only_the_layers_that_recompute():
 
     assert extra(recompute_layers=4) == pytest.approx(extra() * 4 / 16)
     assert extra(stage_recompute_layers=(4, 0)) == pytest.approx(extra() * 4 / 32)
+
+
+def test_of_a_deep_model_s_counts_few_are_priced_and_the_fewest_is_found(monkeypatch):
+    """Against pricing every count, which is what the rounds spare."""
+    model = load_model("layers=400,hidden=1024,heads=16,ffn=2816,vocab=32000")
+    job = Job(seq_len=4096, global_batch=64, framework="megatron")
+    question = Question(model, load_cluster("h100:1x8"), job)
+    found = search(question, Constraints(recompute="full", offload=()))
+    rows = []
+
+    def counted(asked, columns, room=None):
+        rows.append(columns.rows)
+        return reprice(asked, columns, room)
+
+    monkeypatch.setattr(partial_recompute, "reprice", counted)
+    layouts = partly_recomputed(question, Constraints(offload=()), found)
+    assert layouts
+    seeds = min(len(found.ranked.columns.dp), partial_recompute.SEEDS)
+    assert sum(rows) < 60 * seeds
+    for layout in layouts:
+        every = [
+            layout.but(recompute_layers=count)
+            for count in range(layout.virtual_stages, 400 // layout.pp, layout.virtual_stages)
+        ]
+        priced = reprice(question, from_layouts(every))
+        assert every[int(priced.fits.argmax())] == layout

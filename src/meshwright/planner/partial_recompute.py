@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from meshwright.costs.columns import RECOMPUTES, LayoutColumns, from_layouts
+from meshwright.costs.columns import RECOMPUTES, Floats, Ints, LayoutColumns, from_layouts
 from meshwright.planner.legality import Question
 from meshwright.planner.search import SearchResult, reprice
 from meshwright.planner.space import Constraints, offered
@@ -23,6 +23,8 @@ SEEDS = 200
 """Layouts with every layer recomputed that are taken up again: the fastest."""
 KEPT = 5
 """Layouts handed to the finalists."""
+TRIED = 20
+"""Numbers of layers that a round prices of each: of shallow models all at once."""
 SPLIT_MARGIN = 0.01
 """Share of the step that unequal stages must gain: few frameworks can run them."""
 
@@ -60,20 +62,33 @@ def _uniform(
     question: Question, seeds: LayoutColumns, limit: float, room: float | None
 ) -> list[tuple[Layout, float]]:
     """Each seed with the fewest layers per rank that make it fit, if still under the limit."""
-    layers = question.model.layers // seeds.pp
-    counts = np.arange(1, int(layers.max()))
-    seed, count = (
-        grid.ravel() for grid in np.meshgrid(np.arange(seeds.rows), counts, indexing="ij")
-    )
-    # A chunk is a module list: frameworks recompute the same number in each of a rank's chunks.
-    sensible = (count < layers[seed]) & (count % seeds.virtual_stages[seed] == 0)
-    seed, count = seed[sensible], count[sensible]
-    priced = reprice(question, replace(seeds.take(seed), recompute_layers=count), room)
-    good = np.flatnonzero(priced.fits & (priced.pessimistic_s < limit))
-    order = good[np.argsort(priced.pessimistic_s[good], kind="stable")]
-    _, firsts = np.unique(seed[order], return_index=True)
-    chosen = order[np.sort(firsts)]
-    return [(priced.columns.layout(int(row)), float(priced.pessimistic_s[row])) for row in chosen]
+    fewest, took_s = _fewest(question, seeds, room)
+    good = np.flatnonzero(took_s < limit)
+    order = good[np.argsort(took_s[good], kind="stable")]
+    counted = replace(seeds, recompute_layers=fewest * seeds.virtual_stages)
+    return [(counted.layout(int(row)), float(took_s[row])) for row in order]
+
+
+def _fewest(question: Question, seeds: LayoutColumns, room: float | None) -> tuple[Ints, Floats]:
+    """For each seed the fewest recomputed layers of a chunk that make it fit, and its time; infinite where none do.
+
+    A chunk is a module list: frameworks recompute the same number in each of a rank's chunks. More recomputed
+    layers never hold more, so each round prices `TRIED` numbers, evenly spaced, and goes on between two of them.
+    """
+    chunks = seeds.virtual_stages
+    enough = (question.model.layers // seeds.pp - 1) // chunks + 1  # every layer, or beyond
+    too_few, took_s = np.zeros_like(enough), np.full(seeds.rows, np.inf)
+    while (left := np.flatnonzero(enough - too_few > 1)).size:
+        step = -(-(enough[left] - too_few[left]) // (TRIED + 1))
+        tried = too_few[left, None] + step[:, None] * np.arange(1, TRIED + 1)
+        row, column = np.nonzero(tried < enough[left, None])
+        seed, count = left[row], tried[row, column]
+        asked = replace(seeds.take(seed), recompute_layers=count * chunks[seed])
+        priced = reprice(question, asked, room)
+        fits = np.flatnonzero(priced.fits)[::-1]  # of a seed's numbers the least is written last
+        enough[seed[fits]], took_s[seed[fits]] = count[fits], priced.pessimistic_s[fits]
+        np.maximum.at(too_few, seed[~priced.fits], count[~priced.fits])
+    return enough, took_s
 
 
 def _tapered(
