@@ -191,7 +191,7 @@ def _megatron(c: Command) -> Reading | None:
     """What a program with Megatron-LM's options trains, ms-swift's own among them."""
     program = c.program
     if program.startswith("megatron ") or "swift/cli/_megatron" in program:
-        return swift.read_swift_megatron(c.words, c.given)
+        return swift.read_swift_megatron(c.words, c.given, c.folder)
     if (
         (_is_megatron(" ".join(c.words)) or _PRETRAIN.search(program))
         and "swift" not in program

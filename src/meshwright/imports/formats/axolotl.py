@@ -34,10 +34,9 @@ def is_config(data: dict[str, Any]) -> bool:
         "num_epochs",
         "rl",
     }
-    plain = not isinstance(data.get("adapter"), dict) and "input_features" not in data  # Ludwig's
     named = isinstance(data.get("base_model"), str)
     left = "base_model" in data and data["base_model"] is None and set(data) >= _TEMPLATE
-    return plain and (named or left) and bool(others & set(data))
+    return (named or left) and bool(others & set(data))
 
 
 _TEMPLATE = {"micro_batch_size", "sequence_len", "datasets"}

@@ -180,6 +180,9 @@ def _bits(options: Options) -> int:
         if str(options.values.get(name)).lower() in ("float8", "fp8"):
             options.read.add(name)
             return 8
+        if re.fullmatch(r"(?:b?fp?|b?float|int)(?:16|32)", str(options.values.get(name)).lower()):
+            options.read.add(name)
+            return 0  # as wide as the rest
     return options.whole(*names)
 
 

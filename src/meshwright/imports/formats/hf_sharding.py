@@ -160,7 +160,10 @@ def _degrees(options: Options, reading: Reading, given: Given) -> None:
     sp = max(shared.values(), default=1)
     if options.has("num_learners_per_node"):
         counts = [int(n) for n in re.findall(r"\d+", options.loose("num_learners_per_node"))]
-        reading.devices = sum(counts)
+        # The hosts that a launcher asks for hold the engines that generate, too.
+        reading.devices, reading.counts_itself = sum(counts), True
+        if len(set(counts)) == 1:
+            reading.hosts, reading.per_host = len(counts), counts[0]
         options.raw("vllm_tensor_parallel_size")
         reading.note("only the learners are priced, not the rollouts", "--num_learners_per_node")
         _rollouts(options, reading)

@@ -42,7 +42,11 @@ def _table(data: dict[str, Any]) -> dict[str, Any] | None:
     inner = backend.get("megatron") if isinstance(backend, dict) else None
     if isinstance(inner, dict):
         return inner
-    return data if not {"model", "modules", "language_model", "pipe_parallel_size"} & set(data) else None  # fmt: skip
+    return None if _ELSEWHERE & set(data) else data
+
+
+_ELSEWHERE = {"model", "modules", "language_model", "pipe_parallel_size", "finetuning_type", "model_name_or_path"}  # fmt: skip
+"""What other frameworks' tables have beside the same names: NeMo's, GPT-NeoX's, LLaMA-Factory's."""
 
 
 def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:

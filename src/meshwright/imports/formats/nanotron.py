@@ -30,7 +30,9 @@ _SHAPE = {
 
 def is_config(data: dict[str, Any]) -> bool:
     """Whether a table is nanotron's."""
-    return "tokens" in data and any(isinstance(data.get(one), dict) for one in ("parallelism", "model", "tokens"))  # fmt: skip
+    named = sum(one in data for one in ("parallelism", "model", "tokens"))
+    tables = any(isinstance(data.get(one), dict) for one in ("parallelism", "model", "tokens"))
+    return "tokens" in data and named > 1 and tables  # axolotl's `tokens` stands alone
 
 
 def read(data: dict[str, Any], given: Given) -> Reading:

@@ -149,15 +149,13 @@ def read(data: dict[str, Any], given: Given, folder: Path | None = None) -> Read
     sharded = (
         flags.pop("ds_cfgs", None) or flags.pop("deepspeed_config", None) or flags.get("deepspeed")
     )
-    stored = str(
-        flags.pop("backbone_dtype", flags.pop("bits", flags.pop("bit", "")))
-    )  # H2O LLM Studio's, and Ludwig's
+    stored = str(flags.pop("bits", flags.pop("bit", "")))
     if stored in ("int4", "4", "int8", "8"):
         flags[f"load_in_{stored[-1]}bit"] = True
     elif re.search(r"float|^(?:16|32)$", stored):
         flags.setdefault("dtype", stored if "float" in stored else f"float{stored}")
     teacher = next((name for name in flat if re.search(r"(?:^|[._])teacher(?!_forcing)", name)), "")
-    reading = usual.read_table(_with_ludwig_s(data, flags), given, _TITLE, inert)
+    reading = usual.read_table(flags, given, _TITLE, inert)
     if table is not None:
         _shard(reading)
         deepspeed.apply(table, reading, given, prefix="deepspeed.")
@@ -188,17 +186,6 @@ def read(data: dict[str, Any], given: Given, folder: Path | None = None) -> Read
     if not reading.shard and any(one.option.startswith(("hybrid", "hsdp")) for one in reading.remarks):  # fmt: skip
         reading.shard = reading.per_host  # which the remark says
     return reading
-
-
-def _with_ludwig_s(data: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
-    """Options with what Ludwig's adapters are where a file says nothing (ludwig/schema/llms/peft.py): scaled by twice the rank, on PEFT's own matrices."""
-    adapter = data.get("adapter")
-    if "input_features" not in data or not isinstance(adapter, dict) or adapter.get("type") not in ("lora", "dora"):  # fmt: skip
-        return flags
-    rank = flags.get("lora_r", 8)
-    alpha = 2 * rank if isinstance(rank, int) else 16
-    usual_ones = {"lora_r": rank, "lora_alpha": alpha, "lora_target_modules": ["q_proj", "v_proj"], "lora_dropout": 0.05}  # fmt: skip
-    return usual_ones | flags
 
 
 def _count(flat: dict[str, Any], reading: Reading) -> None:

@@ -1,0 +1,170 @@
+"""YAML of fine-tuners whose words become another reader's: H2O LLM Studio, Ludwig, ms-swift's Megatron, LLaMA-Factory's."""
+
+import pytest
+
+from meshwright.imports.files import import_file, import_text
+from meshwright.imports.reading import Given, Imported
+from meshwright.specs import load_model
+from meshwright.specs.errors import SpecError
+
+GUESS = Given(guess=True)
+
+
+def said(run: Imported, option: str) -> str:
+    return " ".join(one.text for one in run.remarks if option in one.option)
+
+
+H2O = """problem_type: text_causal_language_modeling
+llm_backbone: Qwen/Qwen3-4B
+architecture: {backbone_dtype: DTYPE, gradient_checkpointing: true, intermediate_dropout: 0.0}
+environment: {gpus: ['0', '1'], mixed_precision: true, mixed_precision_dtype: bfloat16, use_deepspeed: SHARDED, deepspeed_method: ZeRO3}
+tokenizer: {max_length: 1024, padding_quantile: 1.0}
+training: {batch_size: 3, grad_accumulation: 2, lora: LORA, lora_r: 16, lora_target_modules: '', optimizer: AdamW8bit, epochs: 1}
+"""
+
+
+def h2o(dtype: str = "int4", lora: str = "true", sharded: str = "false") -> Imported:
+    text = H2O.replace("DTYPE", dtype).replace("LORA", lora).replace("SHARDED", sharded)
+    return import_text(text, "cfg.yaml", GUESS)
+
+
+def test_h2o_llm_studio_adapts_four_bit_weights():
+    run = h2o()
+    assert (run.format, run.model.name) == ("H2O LLM Studio YAML", "qwen3-4b")
+    assert (run.layout.world, run.layout.micro_batch, run.job.global_batch) == (2, 3, 12)
+    assert (run.layout.recompute, run.job.seq_len, run.job.optimizer.name) == ("full", 1024, "adam8bit")  # fmt: skip
+    tune = run.job.finetune
+    assert tune and (tune.rank, tune.storage, run.job.precision.name) == (16, "nf4", "bf16")
+    assert not [one for one in run.remarks if one.kind == "unread"]
+
+
+@pytest.mark.parametrize(("dtype", "precision"), [("bfloat16", "pure-bf16"), ("float32", "bf16")])
+def test_h2o_s_whole_weights_are_mixed_only_where_they_are_32_bits_wide(dtype, precision):
+    run = h2o(dtype, "false")
+    assert (run.job.finetune, run.job.precision.name) == (None, precision)
+
+
+def test_h2o_s_deepspeed_by_its_method():
+    assert h2o("bfloat16", "true", "true").layout.zero == 3
+
+
+def test_h2o_s_classifiers_are_refused():
+    with pytest.raises(SpecError, match="classifier"):
+        import_text(H2O.replace("causal_language_", "causal_classification_"), "cfg.yaml", GUESS)
+
+
+LUDWIG = """model_type: llm
+base_model: Qwen/Qwen3-4B
+input_features: [{name: prompt, type: text, preprocessing: {max_sequence_length: 300}}]
+output_features: [{name: answer, type: text, preprocessing: {max_sequence_length: 200}}]
+trainer: {type: finetune, epochs: 1, optimizer: {type: paged_adam_8bit}}
+"""
+
+
+def test_ludwig_starts_one_process_and_loads_weights_as_they_are():
+    run = import_text(LUDWIG, "run.yaml", GUESS)
+    assert (run.layout.world, run.layout.micro_batch, run.job.seq_len) == (1, 1, 500)
+    assert (run.job.precision.name, run.job.finetune) == ("pure-bf16", None)
+    assert "8bit" in run.job.optimizer.name.replace("-", "") and said(run, "precision")
+
+
+def test_ludwig_s_sharding_by_its_backend():
+    shards = "backend: {type: deepspeed, zero_optimization: {stage: 3, offload_optimizer: {device: cpu}}}\n"
+    run = import_text(LUDWIG + shards, "run.yaml", GUESS)
+    assert (run.layout.zero, set(run.offload)) == (3, {"optimizer"})
+    rays = "backend: {type: ray, trainer: {num_workers: 4, strategy: fsdp}}\n"
+    run = import_text(LUDWIG + rays, "run.yaml", GUESS)
+    assert (run.layout.world, run.layout.zero) == (4, 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (("model_type: llm", "model_type: ecd"), "another kind of model"),
+        (("type: finetune", "type: none"), "does not train"),
+    ],
+)
+def test_ludwig_s_other_models_are_refused(change, why):
+    with pytest.raises(SpecError, match=why):
+        import_text(LUDWIG.replace(*change), "run.yaml", GUESS)
+
+
+SWIFT = """model: Qwen/Qwen3-30B-A3B
+tuner_type: lora
+lora_rank: 16
+load_from_cache_file: true
+ENV: {MAX_PIXELS: '1003520'}
+max_length: 2048
+micro_batch_size: 2
+global_batch_size: 8
+padding_free: false
+expert_model_parallel_size: 4
+recompute_granularity: full
+recompute_method: uniform
+recompute_num_layers: 1
+"""
+
+
+def test_ms_swift_s_megatron_options_stand_in_a_yaml(tmp_path):
+    (tmp_path / "sft.yaml").write_text(SWIFT)
+    (tmp_path / "sft.sh").write_text("NPROC_PER_NODE=4 megatron sft sft.yaml --lora_rank 32\n")
+    table, command = import_file(tmp_path / "sft.yaml", GUESS), import_file(tmp_path / "sft.sh", GUESS)  # fmt: skip
+    for run, rank in ((table, 16), (command, 32)):
+        assert (run.layout.ep, run.layout.micro_batch, run.layout.recompute) == (4, 2, "full")
+        assert (run.job.global_batch, run.job.seq_len, run.job.document_masking) == (8, 2048, False)  # fmt: skip
+        assert run.job.finetune and run.job.finetune.rank == rank
+    assert (table.format, command.layout.world) == ("ms-swift Megatron YAML", 4)
+
+
+def test_ms_swift_s_group_of_ray_that_trains():
+    groups = "rlhf_type: grpo\nmax_completion_length: 1024\ntrain: {gpus: 4, tensor_model_parallel_size: 2, expert_model_parallel_size: 2}\nrollout: {gpus: 2}\n"
+    run = import_text(SWIFT.replace("expert_model_parallel_size: 4\n", "") + groups, "ray.yaml", GUESS)  # fmt: skip
+    assert (run.layout.tp, run.layout.ep, run.layout.world, run.task) == (2, 2, 4, "grpo")
+    assert run.job.seq_len == 2048 + 1024
+    assert "not those that generate" in said(run, "train.gpus")
+
+
+MCA = """model_name_or_path: Qwen/Qwen3-30B-A3B
+stage: sft
+finetuning_type: full
+do_train: true
+cutoff_len: 4096
+per_device_train_batch_size: 1
+gradient_accumulation_steps: 8
+bf16: true
+pipeline_model_parallel_size: 4
+expert_model_parallel_size: 2
+tensor_model_parallel_size: 1
+use_distributed_optimizer: true
+moe_token_dispatcher_type: alltoall
+recompute_granularity: full
+num_layers_in_first_pipeline_stage: null
+"""
+
+
+def test_llama_factory_s_words_of_megatron_are_no_table_of_megatron_lm():
+    more = "check_for_nan_in_loss_and_grad: true\ntransformer_impl: transformer_engine\n"
+    run = import_text(MCA + more, "full.yaml", GUESS)
+    assert (run.format, run.layout.pp, run.layout.ep) == ("LLaMA-Factory YAML", 4, 2)
+
+
+AXOLOTL = "base_model: NousResearch/Llama-2-7b-hf\nsequence_len: 512\nmicro_batch_size: 1\ndatasets: [{path: x, type: alpaca}]\nbf16: true\n"
+
+
+def test_axolotl_s_tokens_are_not_nanotron_s():
+    run = import_text(AXOLOTL + 'tokens: {bos_token: "<s>"}\nattn_implementation: xformers\n', "config.yml", GUESS)  # fmt: skip
+    assert run.format == "axolotl YAML"
+    assert not [one for one in run.remarks if one.kind == "unread"]
+
+
+def test_a_width_of_sixteen_bits_quantises_nothing():
+    words = "--model_name_or_path meta-llama/Llama-2-7b-hf --per_device_train_batch_size 2 --use_lora True --lora_r 8 --bf16 True --max_seq_length 512 --learning_rate 2e-5"
+    for bits, storage in (("bf16", "16-bit"), ("4", "nf4")):
+        run = import_text(f"python tune.py {words} --bits {bits}\n", "r.sh", GUESS)
+        assert run.job.finetune and run.job.finetune.storage == storage
+
+
+def test_learners_count_whatever_the_launcher_asks_for():
+    words = "--model_name_or_path Qwen/Qwen3-4B --per_device_train_batch_size 1 --num_unique_prompts_rollout 16 --num_samples_per_prompt_rollout 4 --pack_length 4096 --deepspeed_stage 3 --num_learners_per_node 4 4"
+    run = import_text(f"python mason.py --num_nodes 2 --gpus 8 -- python open_instruct/grpo_fast.py {words}\n", "r.sh", Given(guess=True, model=load_model("qwen3-4b")))  # fmt: skip
+    assert (run.layout.world, run.job.global_batch) == (8, 64)
