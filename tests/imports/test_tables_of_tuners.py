@@ -168,3 +168,52 @@ def test_learners_count_whatever_the_launcher_asks_for():
     words = "--model_name_or_path Qwen/Qwen3-4B --per_device_train_batch_size 1 --num_unique_prompts_rollout 16 --num_samples_per_prompt_rollout 4 --pack_length 4096 --deepspeed_stage 3 --num_learners_per_node 4 4"
     run = import_text(f"python mason.py --num_nodes 2 --gpus 8 -- python open_instruct/grpo_fast.py {words}\n", "r.sh", Given(guess=True, model=load_model("qwen3-4b")))  # fmt: skip
     assert (run.layout.world, run.job.global_batch) == (8, 64)
+
+
+AUTOMODEL = """recipe: RECIPE
+step_scheduler: {global_batch_size: 256, local_batch_size: 8}
+model: {_target_: nemo_automodel.NeMoAutoModelForCausalLM.from_pretrained, pretrained_model_name_or_path: Qwen/Qwen3-4B}
+distributed: {strategy: fsdp2, tp_size: 1}
+dataset: {seq_length: 2048}
+"""
+
+
+@pytest.mark.parametrize(
+    ("tests", "cluster", "micro"),
+    [
+        ("{nodes: 8, cluster_tag: gb200}", "gb200:8x4", 8),
+        ("{nodes: 2}", "h100:2x8", 8),
+        ("{nodes: 4, local_batch_size: 4}", "h100:4x8", 4),
+        ("{nodes: 16, cluster_tag: gb200, local_batch_size: 2}", "gb200:16x4", 2),
+    ],
+)
+def test_automodel_s_hosts_are_its_tests_with_their_batch(tests, cluster, micro):
+    run = import_text(AUTOMODEL.replace("RECIPE", "Train") + f"ci: {tests}\n", "a.yaml", GUESS)
+    assert (run.cluster.name, run.layout.micro_batch) == (cluster, micro)
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        (("RECIPE", "TrainDSparkRecipe", "recipe_args:\n  draft_num_hidden_layers: 5\n"), "draft model"),
+        (("RECIPE", "TrainJetSpecRecipe", "recipe_args: {}\n"), "draft model"),
+        (("RECIPE", "Train", "flow_matching:\n  adapter_type: x\n"), "diffusion"),
+    ],
+)  # fmt: skip
+def test_automodel_s_draft_models_and_pictures_are_refused(more, why):
+    with pytest.raises(SpecError, match=why):
+        import_text(AUTOMODEL.replace(*more[:2]) + more[2], "a.yaml", GUESS)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("AIDC-AI/Ovis2.5-2B", "vision-language"), ("openbmb/MiniCPM-V-4", "vision-language"), ("x/HunyuanOCR", "vision-language"),
+     ("Qwen/Qwen-Image", "diffusion"), ("x/Voxtral-Mini-3B", "speech"), ("openbmb/MiniCPM3-4B", "")],
+)  # fmt: skip
+def test_names_of_models_that_see_hear_or_draw(name, kind):
+    text = AXOLOTL.replace("NousResearch/Llama-2-7b-hf", name)
+    if kind:
+        with pytest.raises(SpecError, match=kind):
+            import_text(text, "config.yml", GUESS)
+    else:
+        assert import_text(text, "config.yml", GUESS).format == "axolotl YAML"

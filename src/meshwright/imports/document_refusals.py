@@ -121,7 +121,8 @@ def refuse_other(data: Data, text: str, name: str) -> None:
     if re.search(r"(?i)rerank|embedqa|[-_]embed(?:ding)?[-_]|cross-?encoder|biencoder", str(data.get("base_model", ""))):  # fmt: skip
         raise SpecError("model", data["base_model"], f"trains a retrieval model: {PLANNED}")
     recipe = str(data.get("recipe", ""))
-    if re.search(r"(?i)eagle|dflash|drafter|speculat", recipe):
+    drafts = re.search(r"(?mi)^[^\S\n]*draft_(?:num_hidden_layers|model\w*)\s*:", text)
+    if drafts or re.search(r"(?i)eagle|dflash|drafter|speculat|spec(?:recipe)?$", recipe):
         raise SpecError("recipe", recipe, f"trains a draft model beside a frozen one: {PLANNED}")  # fmt: skip
     if re.search(
         r"(?mi)^model_type:\s*[\"']?(?:hawk|mingru|minlstm|mamba|rwkv)|^[^\S\n]+state_dim\s*:", text
@@ -135,7 +136,7 @@ def refuse_other(data: Data, text: str, name: str) -> None:
     ):
         raise SpecError("file", name, "describes no training run: it overrides fields of a recipe; import the command that names both")  # fmt: skip
     if re.search(
-        r"(?m)^[^\S\n]*(?:unet_config|first_stage_config|vae_\w*|vae|unet|noise_scheduler|num_latent_t|t2v\w*|crossattn_emb_size|diffusers?\w*|diffusion_scheduler_config)\s*:|fastvideo\.",
+        r"(?m)^[^\S\n]*(?:unet_config|first_stage_config|vae_\w*|vae|unet|noise_scheduler|num_latent_t|t2v\w*|crossattn_emb_size|flow_matching|diffusers?\w*|diffusion_scheduler_config)\s*:|fastvideo\.",
         text,
     ):
         raise SpecError("file", name, f"trains a diffusion model: {PLANNED}")

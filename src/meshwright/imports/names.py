@@ -32,18 +32,21 @@ _BOTH = re.compile(
     re.IGNORECASE,
 )
 _SEEING = re.compile(
-    r"(?:^|[_-])(?:glm[-_]?4[._]?[1-9]v|internvl|llava|vlm?|smolvlm\d?|vl\d|siglip\d?|paligemma|idefics|pixtral|vila|(?:open|smol)?vla|omni|vision|molmo|ocr|medgemma-(?:1\.5-)?4b|medgemma-27b(?!-text))(?:[_-]|\d|$)",
+    r"(?:^|[_-])(?:glm[-_]?4[._]?[1-9]v|internvl|llava|vlm?|smolvlm\d?|vl\d|siglip\d?|paligemma|idefics|pixtral|vila|(?:open|smol)?vla|omni|vision|multimodal|molmo|\w*ocr|ovis(?:\d|-u\d)?(?:\.\d)?|minicpm-[ov]|cogvlm\d?|blip-?\d?|fuyu|florence|janus(?:-pro)?|emu\d|mplug|medgemma-(?:1\.5-)?4b|medgemma-27b(?!-text))(?:[_-]|\d|$)",
     re.IGNORECASE,
 )
 _PICTURES = re.compile(
-    r"(?:^|[_-])(?:flux|wan|sdxl|dit|cosmos|stable[_-]diffusion|matrix-?game\S*|hunyuan-?video|ltx-?video|cogvideo\w*)(?:[._-]|\d|$)",
+    r"(?:^|[_-])(?:flux|wan|sdxl|dit|cosmos|stable[_-]diffusion|matrix-?game\S*|hunyuan-?video|ltx(?:-?video)?|cogvideo\w*|pixart|sana|kolors|hidream|\w+-image|\w*diffusion\w*|diffusers)(?:[._-]|\d|$)",
     re.IGNORECASE,
 )
 _IMAGES = re.compile(
     r"(?:^|[_-])(?:efficient(?:det|net)|resnet|resnext|wide_resnet|videomae|mae|convnext|swin|deit|beit|dino(?:v\d)?|yolo\w*|unet|vgg|densenet|mobilenet|retinanet|maskrcnn)(?:[_-]|\d|$)",
     re.IGNORECASE,
 )
-_HEARING = re.compile(r"(?:^|[_-])(?:audio|tts|asr|speech|musicgen)(?:[_-]|\d|$)", re.IGNORECASE)
+_HEARING = re.compile(
+    r"(?:^|[_-])(?:audio|tts|asr|speech|musicgen|voxtral|canary|parakeet|moshi)(?:[_-]|\d|$)",
+    re.IGNORECASE,
+)
 _RECURRENT = re.compile(
     r"(?:^|[_-])(?:falcon-h1|falcon-mamba|mamba\d?|jamba|zamba\d?|bamba|rwkv\d?|nemotron-?h|nemotron[-_]3|granite-4\.0-h|lfm2|"
     r"recurrentgemma|olmo-hybrid)(?:[_-]|\d|$)",

@@ -39,7 +39,7 @@ def device_of(script: Script) -> str:
             word = _CALLED.get(word, word)
             if re.fullmatch(r"[a-z]{1,4}\d{2,4}[a-z]?", word):
                 with contextlib.suppress(SpecError):
-                    load_cluster(f"{word}:1x8")
+                    load_cluster(f"{word}:1x4")
                     return word
     return ""
 
@@ -60,7 +60,7 @@ def device_named(text: str) -> str:
             f"rtx{name}",
         ):
             with contextlib.suppress(SpecError):
-                load_cluster(f"{one}:1x8")
+                load_cluster(f"{one}:1x4")  # what hosts of every kind have at least
                 return one
     return ""
 

@@ -8,6 +8,7 @@ from meshwright.imports.names import PLANNED, refuse_other
 from meshwright.imports.options import Options, flattened
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.recipes import optimizer_named, torch_moments
+from meshwright.imports.script_devices import device_named
 from meshwright.imports.tuning import adapters
 from meshwright.specs.errors import SpecError
 from meshwright.specs.job import RECIPES
@@ -66,8 +67,7 @@ def read(data: dict[str, Any], given: Given) -> Reading:
     )
     if options.whole("packed_sequence.packed_sequence_size"):
         reading.job["document_masking"] = True
-    reading.hosts = options.whole("ci.nodes")
-    reading.per_host = 8 if reading.hosts else 0
+    _hosts(options, reading)
     _layout(options, reading)
     _job(options, reading)
     loss = options.text("loss_fn._target_").rsplit(".", 1)[-1]
@@ -79,6 +79,17 @@ def read(data: dict[str, Any], given: Given) -> Reading:
         reading.unmodelled("teacher_model", "a frozen teacher's weights and forward are not priced")
     options.finish(reading, "automodel", "common", strict=given.strict)
     return reading
+
+
+def _hosts(options: Options, reading: Reading) -> None:
+    """The hosts that its own tests run it on, the one place that names any, with the batch a device that they take."""
+    reading.hosts, local = options.whole("ci.nodes"), options.whole("ci.local_batch_size")
+    reading.device = device_named(options.loose("ci.cluster_tag").replace("-", " "))
+    if reading.hosts and reading.device.startswith("gb"):
+        reading.per_host = 4
+    if reading.hosts and local and local != reading.micro_batch:
+        reading.micro_batch = local
+        reading.note(f"{local} on the {reading.hosts} hosts that its tests take, which are priced", "ci.local_batch_size")  # fmt: skip
 
 
 def _layout(options: Options, reading: Reading) -> None:
