@@ -80,7 +80,7 @@ def test_gpt2_has_its_own_defaults():
 
 
 def test_a_family_that_is_no_decoder_is_one_sentence():
-    with pytest.raises(SpecError, match="no decoder that is known"):
+    with pytest.raises(SpecError, match="sums of senses"):
         import_text(TEXT.format(model="", trainer="  per_device_parallelism: 4", mp="f32").replace("type: llama", "type: backpack"), "run.yaml", Given(guess=True))  # fmt: skip
 
 
@@ -99,3 +99,35 @@ def test_the_data_of_another_file_says_the_tokenizer(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text(table.format(model="", trainer="", mp="p=f32,c=bfloat16"))
     assert import_file(path, Given(guess=True)).model.vocab == 128_256
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"), [("gpt2_hyena", "mixes tokens without attention"), ("whisper", "a model of speech")]
+)  # fmt: skip
+def test_families_of_levanters_own_that_are_no_decoders_are_refused_at_once(family, kind):
+    text = f"model:\n  type: {family}\n  hidden_dim: 32\ntrainer:\n  mp: f32\n  train_batch_size: 32\n  num_train_steps: 10\noptimizer:\n  learning_rate: 1e-3\n"
+    with pytest.raises(SpecError, match=kind):
+        import_text(text, "run.yaml", Given(guess=True))
+
+
+def test_a_mixtral_is_by_its_own_defaults():
+    text = "model:\n  type: mixtral\ntrainer:\n  mp: p=f32,c=bfloat16\n  train_batch_size: 256\n"
+    found = import_text(text, "run.yaml", Given(guess=True))
+    model = found.model
+    assert model.experts is not None
+    assert (model.kv_heads, model.experts.experts, model.experts.ffn, found.job.seq_len) == (8, 8, 14336, 8192)  # fmt: skip
+
+
+def test_a_policy_alone_makes_a_trainer_levanters_with_its_usual_batch():
+    text = "model:\n  type: gpt2\n  hidden_dim: 1600\n  num_heads: 25\n  num_layers: 48\n  seq_len: 1024\ntrainer:\n  mp: p=f32,c=bfloat16\noptimizer:\n  learning_rate: 1E-4\n"
+    found = import_text(text, "run.yaml", Given(guess=True))
+    assert (found.format, found.job.global_batch) == ("Levanter YAML", 512)
+
+
+@pytest.mark.parametrize("mark", ["peft_save_path: out", "merged_hf_save_path: out"])
+def test_what_saves_adapters_trains_them_by_the_programs_defaults(mark):
+    text = f"initialize_from_hf: NousResearch/Llama-2-7b-hf\n{mark}\ntrainer:\n  mp: p=f32,c=bfloat16\n  train_batch_size: -1\n  per_device_parallelism: 4\noptimizer:\n  learning_rate: 3e-4\n"
+    found = import_text(text, "run.yaml", Given(guess=True))
+    assert found.job.finetune is not None
+    assert found.job.finetune.label() == "lora rank 8 on all linear"
+    assert any("rank 8" in one.text for one in found.remarks if one.kind == "guess")

@@ -52,6 +52,8 @@ def unknown(data: Data, text: str, name: str) -> SpecError:
     if isinstance(data.get("defaults"), list) and not own_tables.is_config(data):
         others = ", ".join(str(one) for one in data["defaults"][:3])
         return SpecError("file", name, f"says only what differs from its Hydra defaults ({others[:60]}): import the program that reads it, or the command that names it")  # fmt: skip
+    if "logical_axis_rules" in data:
+        return SpecError("file", name, "describes no training run: it names the axes of MaxText's mesh, and what lies along each; import the command that takes it up")  # fmt: skip
     if tried := _listed(data):
         return SpecError("file", name, f"is a sweep: it lists values of {', '.join(tried[:6])}, which the program that reads it combines; import the command of one of its runs")  # fmt: skip
     if not _trains(data):

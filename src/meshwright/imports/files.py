@@ -100,7 +100,7 @@ def read_any(text: str, name: str, given: Given, folder: Path | None) -> tuple[R
     stamp = read_stamp(text)
     if makefiles.is_makefile(name):
         return scripts.read(makefiles.as_shell(text, name), name, given, folder, stamp)
-    logged = logs.read(text, given)
+    logged = None if suffix == ".py" else logs.read(text, given)
     if logged is not None:
         return logged, stamp
     if suffix == ".py" or (suffix not in _SHELL and _is_python(text)):

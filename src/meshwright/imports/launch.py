@@ -244,7 +244,7 @@ def _trains(program: str) -> bool:
 def of_maxtext_without_training(program: str) -> bool:
     """Whether a program of MaxText converts, checks, decodes or measures and trains nothing."""
     rest = program.lower().partition("maxtext")[2]
-    return re.search(r"conver|engine|serv(?:e|ing|er)|ckpt|checkpoint_|logit_checker|decode|infer|quantize|param_only|evaluat|microbenchmark|download|[/.]tests?[/.]", rest) is not None  # fmt: skip
+    return "logit_checker" in program or re.search(r"conver|engine|serv(?:e|ing|er)|ckpt|checkpoint(?:_|\.|$)|decode|infer|quantize|param_only|evaluat|microbenchmark|download|[/.]tests?[/.]", rest) is not None  # fmt: skip
 
 
 _COMMAND = re.compile(r"(?i)(?:^|_)(?:cmd|command)$")

@@ -32,6 +32,29 @@ _OF_MODELS = re.compile(
 )
 _PLAIN = {"mlp", "cnn", "lstm", "gru", "rnn", "linear", "resnet", "resnet18", "resnet50", "linear_regression", "logistic_regression"}  # fmt: skip
 """What a table calls its model where it has no attention."""
+_MODEL_GROUP = re.compile(r"^defaults\.(?:override )?/?(?:\w+/)*model$")
+"""How Hydra's `defaults` choose a model."""
+_WITHOUT_ATTENTION = re.compile(
+    r"(?i)(?:mamba\d?|rwkv\d?|hgrn\d?|(?:gated[-_]?)?delta[-_]?net|retnet|gla|samba|xlstm|hawk|griffin|hyena|s4d?|h3)"
+)
+
+
+_FAIRSEQ = (
+    (re.compile(r"language_model|(?:^|_)lm(?:$|_)|^lra$"), ""), (re.compile(r"masked_lm|roberta|bert|denois|multi_modal|text_compressed"), "an encoder"),
+    (re.compile(r"sentence_|commonsense|glue|squad|criterion_ranking"), "a classifier of sequences"),
+    (re.compile(r"audio|speech|wav2vec|hubert|w2v|asr|tts|hypo"), "a model of speech"), (re.compile(r"image|mae|vision|video"), "a vision model"),
+    (re.compile(r"translat|seq2seq|mt$|summar|simul|nat$|lev$|semisupervised"), "an encoder-decoder"),
+)  # fmt: skip
+"""What fairseq's tasks train, by their names; nothing is said against its language models."""
+
+
+def _of_fairseq(said: Mapping[str, Any]) -> tuple[str, str]:
+    """The task that fairseq's tables name and what it trains; empty where that may be a decoder of text."""
+    task = str(said.get("task._name", ""))
+    if not task or not any(key.startswith(("criterion", "optimization.", "lr_scheduler", "distributed_training.")) for key in said):  # fmt: skip
+        return "", ""
+    masked = "masked" in task
+    return task, next((kind for name, kind in _FAIRSEQ[masked:] if name.search(task)), "")
 
 
 def refuse_tables(flat: Mapping[str, Any], name: str) -> None:
@@ -48,6 +71,13 @@ def refuse_tables(flat: Mapping[str, Any], name: str) -> None:
     plain = next((value for key, value in said.items() if _OF_MODELS.search(key) and str(value).lower() in _PLAIN), "")  # fmt: skip
     if plain:
         raise SpecError("model", str(plain)[:60], f"trains a network without attention: {PLANNED}")
+    task, kind = _of_fairseq(said)
+    if kind:
+        raise SpecError("task", task[:60], f"trains {kind}: {PLANNED}")
+    named = [str(value) for key, value in said.items() if _OF_MODELS.search(key) or _MODEL_GROUP.search(key)]  # fmt: skip
+    without = next((one for one in named if _WITHOUT_ATTENTION.fullmatch(one)), "")
+    if without:
+        raise SpecError("model", without[:60], f"trains a model that mixes tokens without attention: {PLANNED}")  # fmt: skip
     words = [one for value in said.values() for one in _texts(value)]
     for kind, names, values in _KINDS:
         if any(names.search(key) for key in said) or any(values.search(one) for one in words):
@@ -57,14 +87,19 @@ def refuse_tables(flat: Mapping[str, Any], name: str) -> None:
 _DRAWS = re.compile(r"\bcreate_diffusion\(|\bGaussianDiffusion\b|\bDDPMScheduler\b|\bUNet2D\w*|\bAutoencoderKL\b|^from diffusion\b", re.M)  # fmt: skip
 
 
+_RECURS = re.compile(r"^class RWKV\w*\(|^[^\S\n]*from [\w.]+ import [^\n]*\bRWKV\b", re.M)
+
+
 def refuse_program(text: str, name: str) -> None:
-    """Refuse a loop whose code makes pictures, whatever it reads its words with.
+    """Refuse a loop whose code makes pictures or mixes tokens without attention, whatever it reads its words with.
 
     Raises:
         SpecError: it does.
     """
     if _DRAWS.search(text):
         raise SpecError("file", name[-60:], f"trains a diffusion model: {PLANNED}")
+    if _RECURS.search(text):
+        raise SpecError("file", name[-60:], f"trains a model that mixes tokens without attention (RWKV): {PLANNED}")  # fmt: skip
 
 
 _LANGUAGE = re.compile(r"ForCausalLM|FastLanguageModel|FastModel\b|LMHeadModel|\bCausalLM")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -20,16 +19,13 @@ from meshwright.imports.code.declared import (
 from meshwright.imports.code.environment import of_environment
 from meshwright.imports.code.exclusive import excluded, set_afterwards
 from meshwright.imports.code.held import decided, first_of, of_holder, of_place, put, update
+from meshwright.imports.code.loaded import loaded_table, loads_table
 from meshwright.imports.code.operators import literal
 from meshwright.imports.code.returns import bound, outcome
 from meshwright.imports.code.syntax import defaults_of, dotted
 
 _DEEPEST = 4
 """Functions that call one another are followed so far."""
-_LOADS = re.compile(
-    r"(?:^|\.)(?:safe_load|full_load|load|load_\w*|read_\w*|from_yaml|from_json|from_file)$"
-)
-_OF_TABLES = (".yaml", ".yml", ".json", ".toml")
 _PLAIN_BASES = ("object", "BaseModel", "NamedTuple", "TypedDict", "ABC")
 _ELSEWHERE = ("remote", "local", "spawn")
 """How Modal and Ray start a function of the program on another machine."""
@@ -359,10 +355,8 @@ class Known:
             return place
         if called in ("open", "Path", "pathlib.Path") and args:
             return args[0]  # where a file lies stands for the file
-        if self._tables is not None and args and _LOADS.search(called):
-            named = args[0] if isinstance(args[0], str) else ""
-            found = self._tables(named) if named.endswith(_OF_TABLES) else None
-            return named if found is None and called == "json.load" and named else found
+        if self._tables is not None and args and loads_table(called):
+            return loaded_table(called, args[0], self._tables)
         if called.endswith(".get") and isinstance(node.func, ast.Attribute) and args:
             table = self.value(node.func.value)
             if isinstance(table, dict) and isinstance(args[0], str) and args[0] in table:

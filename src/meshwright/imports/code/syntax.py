@@ -33,6 +33,11 @@ def parse_python(text: str) -> ast.Module | None:
     return None
 
 
+def without_comments(text: str) -> str:
+    """A program without the lines that are comments as a whole: what was tried once is not what runs."""
+    return re.sub(r"(?m)^[^\S\n]*#.*$", "", text)
+
+
 def dotted(node: ast.expr) -> str:
     """How an expression is written; of plain names and attributes without the way through `ast.unparse`."""
     parts: list[str] = []

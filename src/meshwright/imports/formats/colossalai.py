@@ -56,11 +56,21 @@ def read(tree: ast.Module, text: str, given: Given) -> Reading:
     made = re.search(r"^optimizer\s*=\s*dict\(\s*type\s*=\s*(\w+)", text, re.M)
     reading.job = {
         "precision": RECIPES["fp16" if half else "fp32"].model_dump(),
-        "framework": "megatron" if reading.layout["tp"] * reading.layout["pp"] > 1 else "deepspeed",
+        "framework": _framework(reading.layout),
         "optimizer": optimizer_or_adamw(reading, made.group(1) if made else "adam", "optimizer").model_dump(),
     }  # fmt: skip
-    reading.note(f"ColossalAI is priced as {'Megatron-Core' if reading.job['framework'] == 'megatron' else 'DeepSpeed'}, whose parallel modes and ZeRO these are", "framework")  # fmt: skip
+    reading.note(f"ColossalAI is priced as {_PRICED[reading.job['framework']]}, whose parallel modes and ZeRO these are", "framework")  # fmt: skip
     return reading
+
+
+_PRICED = {"megatron": "Megatron-Core", "megatron-fsdp": "Megatron-FSDP", "deepspeed": "DeepSpeed"}
+
+
+def _framework(layout: dict[str, Any]) -> str:
+    """Whose parallel modes stand nearest: matrices or layers split, and weights sharded beside that or not."""
+    if layout["tp"] * layout["pp"] == 1:
+        return "deepspeed"
+    return "megatron-fsdp" if layout["zero"] == 3 and layout["pp"] == 1 else "megatron"
 
 
 def _lay_out(parallel: dict[str, Any], zero: Any, reading: Reading, text: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from meshwright.imports.names import PLANNED
 from meshwright.imports.options import Options, flattened
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.recipes import cast_where_used, optimizer_or_adamw
@@ -20,11 +21,18 @@ _OWN = {
     "axis_resources", "parameter_axis_resources", "num_train_steps",
 }  # fmt: skip
 _USUAL: dict[str, dict[str, Any]] = {
-    # LlamaConfig and Gpt2Config in levanter/models.
+    # LlamaConfig, MistralConfig, MixtralConfig and Gpt2Config in levanter/models.
     "llama": {"hidden_dim": 4096, "intermediate_dim": 11008, "num_layers": 32, "num_heads": 32, "num_kv_heads": 32, "seq_len": 2048},
     "mistral": {"hidden_dim": 4096, "intermediate_dim": 14336, "num_layers": 32, "num_heads": 32, "num_kv_heads": 8, "seq_len": 8192},
+    "mixtral": {"hidden_dim": 4096, "intermediate_dim": 14336, "num_layers": 32, "num_heads": 32, "num_kv_heads": 8, "seq_len": 8192,
+                "n_routed_experts": 8, "num_experts_per_tok": 2},
     "gpt2": {"hidden_dim": 768, "num_layers": 12, "num_heads": 12, "seq_len": 512},
 }  # fmt: skip
+_OTHERS = {
+    "gpt2_hyena": "a model that mixes tokens without attention", "whisper": "a model of speech",
+    "backpack": "a model whose words are sums of senses",
+}  # fmt: skip
+"""Levanter's own families that are no decoder of text as planned here."""
 _SIZES = {
     "hidden_dim": "hidden_size", "intermediate_dim": "intermediate_size", "num_layers": "num_hidden_layers",
     "num_heads": "num_attention_heads", "num_kv_heads": "num_key_value_heads", "head_dim": "head_dim",
@@ -47,7 +55,10 @@ def is_config(data: dict[str, Any]) -> bool:
     own = _OWN & set(trainer)
     model = data.get("model")
     whole = "optimizer" in data or (isinstance(model, dict) and "type" in model)
-    return len(own) > 1 and ("mp" in own or "train_batch_size" in trainer) and whole
+    cast = bool(re.match(r"(?:p|params|c|compute)=", str(trainer.get("mp"))))  # jmp's policies
+    return whole and (
+        (len(own) > 1 and ("mp" in own or "train_batch_size" in trainer)) or (cast and bool(own))
+    )
 
 
 def read(data: dict[str, Any], given: Given) -> Reading:
@@ -88,6 +99,8 @@ def _usual(options: Options) -> dict[str, Any]:
 
 def _model(options: Options, reading: Reading) -> Model:
     family = options.word("model.type", default="gpt2")
+    if family in _OTHERS:
+        raise SpecError("model.type", family, f"trains {_OTHERS[family]}: {PLANNED}")
     usual, fields = _usual(options), {}
     for ours, theirs in _SIZES.items():
         said = options.raw(f"model.{ours}")
@@ -176,8 +189,19 @@ def _job(options: Options, reading: Reading) -> None:
     flash = options.flag("model.use_flash_attention", default=True)  # a switch of older releases
     if options.word("model.attn_backend") == "vanilla" or not flash:
         reading.job["attention_kernel"] = "unfused"
-    if any(name == "lora" or name.startswith("lora.") for name in options.values):
+    said = any(name == "lora" or name.startswith("lora.") for name in options.values)
+    if said or _tunes_adapters(options, reading):
         adapters(
             reading, rank=options.whole("lora.r", default=8), alpha=options.number("lora.alpha"),
             targets=options.raw("lora.target_modules"), option="lora.target_modules", dropout=options.number("lora.dropout"),
         )  # fmt: skip
+
+
+def _tunes_adapters(options: Options, reading: Reading) -> bool:
+    """Whether the file is of a program that trains adapters by its own defaults: it saves them, or tags its run so."""
+    saves = options.has("peft_save_path", "peft_hf_upload", "merged_hf_save_path")
+    tags = options.values.get("trainer.wandb.tags") or options.values.get("trainer.tracker.tags")
+    found = saves or (isinstance(tags, list) and "lora" in tags)
+    if found:
+        reading.guess("lora", "adapters by the defaults of Levanter's LoRA programs: rank 8 on all linear layers")  # fmt: skip
+    return found

@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.imports.beside import beside
-from meshwright.imports.formats.maxtext_base import BASE_SIZES, changed_base, model_file, with_base
+from meshwright.imports.formats.maxtext_base import (
+    BASE_SIZES,
+    absent,
+    below,
+    changed_base,
+    model_file,
+    with_base,
+)
 from meshwright.imports.interpolate import read_table, words_to_table
 from meshwright.imports.names import PLANNED, model_named
 from meshwright.imports.options import Options
@@ -40,7 +47,7 @@ _AXES = {
 _KEPT = ("none", "", "null")
 
 
-_OVERLAID = frozenset({"model_name", "max_target_length", "per_device_batch_size", "remat_policy"})
+_OVERLAID = frozenset({"model_name", "max_target_length", "per_device_batch_size", "remat_policy", "use_sft", "use_dpo"})  # fmt: skip
 """What stands in a file that is laid over one of MaxText's."""
 
 
@@ -70,26 +77,12 @@ def read_words(words: list[str], given: Given, folder: Path | None) -> Reading:
                 data |= with_base(read_table(path), path.parent)
             elif path is not None:
                 data |= changed_base(path)
+            elif not unmarked(word).endswith("base.yml"):
+                data |= absent(unmarked(word))
     data |= words_to_table(words)
     reading = read(data, given, folder)
     reading.format = "MaxText command"
     return reading
-
-
-def _below(options: Options, reading: Reading) -> None:
-    """Say of a configuration that is not here that MaxText's own values stand for it.
-
-    Raises:
-        SpecError: it is the one of reinforcement, which has the batch and the number of answers.
-    """
-    named = options.loose("base_config")
-    if not named or named.rpartition("/")[2] == "base.yml":
-        return
-    if re.search(r"(?:^|[/_])rl[_.]", named) and not options.has(
-        "batch_size", "train_micro_batch_size"
-    ):
-        raise SpecError("base_config", named[-60:], "the configuration is not here: a reinforcement's batch and number of answers are in it")  # fmt: skip
-    reading.guess("base_config", f"{named[-60:]} is not here; MaxText's own values are taken for what it says")  # fmt: skip
 
 
 def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
@@ -103,7 +96,7 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
     reading = Reading("MaxText YAML", options=dict(EDITS))
     options.guessing = given.guess
     options.raw("hardware", "decoder_block")
-    _below(options, reading)
+    below(options, reading)
     reading.model = given.model
     named = options.loose("model_name")
     if named and named != "default":
@@ -263,7 +256,8 @@ def _model(options: Options, reading: Reading) -> Model:
     layers, hidden, heads, kv_heads, ffn, head, vocab = sizes.values()
     acts = str(options.raw("mlp_activations") or ["silu", "linear"])
     experts = options.whole("num_experts", default=1)
-    width = options.whole("base_moe_mlp_dim", default=ffn)
+    width = options.whole("base_moe_mlp_dim", default=-1, least=-1)
+    width = ffn if width < 0 else width  # as base.yml leaves it
     shared = options.whole("shared_experts")
     block = options.word("decoder_block", default="llama2")
     if options.word("attention_type") == "mla":

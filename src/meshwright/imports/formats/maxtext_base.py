@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 from meshwright.imports.beside import beside
 from meshwright.imports.interpolate import read_table
+from meshwright.imports.names import PLANNED, model_named
+from meshwright.imports.options import Options
+from meshwright.imports.reading import Reading
+from meshwright.specs.errors import SpecError
 
 OF_BASE = {
     "dtype": "bfloat16", "weight_dtype": "float32", "remat_policy": "full", "attention": "autoselected", "opt_type": "adamw",
@@ -39,11 +44,17 @@ def model_file(named: str, folder: Path) -> Path | None:
 
 
 def with_base(data: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """A configuration over those that it names as its base, four deep at most."""
+    """A configuration over those that it names as its base, four deep at most.
+
+    Raises:
+        SpecError: one of them is of what serves.
+    """
     for _ in range(4):
         named = data.pop("base_config", None)
         if not isinstance(named, str):
             break
+        if re.search(r"(?:^|[/_])inference", named):
+            raise SpecError("base_config", named[-60:], "serves a model; it does not train")
         path = beside(folder, named)
         if path is not None and path.name == "base.yml":
             return {**changed_base(path), **data}
@@ -51,3 +62,32 @@ def with_base(data: dict[str, Any], folder: Path) -> dict[str, Any]:
             return {**data, "base_config": named}  # which is said
         data = {**read_table(path), **data}
     return data
+
+
+def absent(named: str) -> dict[str, Any]:
+    """What a configuration's name says of it, where it is named and is not here."""
+    said: dict[str, Any] = {"base_config": named}
+    stem = Path(named).stem.replace("_", "-")
+    preset = model_named(stem)
+    if preset is not None and preset.name == stem:
+        said["model_name"] = stem
+    return said | ({"hardware": "gpu"} if "/gpu/" in named else {})
+
+
+def below(options: Options, reading: Reading) -> None:
+    """Say of a configuration that is not here that MaxText's own values stand for it.
+
+    Raises:
+        SpecError: it is the one of reinforcement, which has the batch and the number of answers; or what is
+            trained sees pictures, too.
+    """
+    if options.flag("use_multimodal"):
+        raise SpecError("use_multimodal", True, f"trains a vision-language model: {PLANNED}")
+    named = options.loose("base_config")
+    if not named or named.rpartition("/")[2] == "base.yml":
+        return
+    if re.search(r"(?:^|[/_])rl[_.]", named) and not options.has(
+        "batch_size", "train_micro_batch_size"
+    ):
+        raise SpecError("base_config", named[-60:], "the configuration is not here: a reinforcement's batch and number of answers are in it")  # fmt: skip
+    reading.guess("base_config", f"{named[-60:]} is not here; MaxText's own values are taken for what it says")  # fmt: skip

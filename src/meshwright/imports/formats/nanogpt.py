@@ -79,7 +79,7 @@ def _files(launch: Launch) -> list[str]:
 def is_constants(tree: ast.Module) -> bool:
     """Whether a Python file is constants of such a program, or the program with all of them at its top."""
     found = _assigned(tree)
-    alone = all(isinstance(node, (ast.Assign, ast.Expr)) for node in tree.body)
+    alone = all(isinstance(node, (ast.Assign, ast.Expr, ast.Import)) for node in tree.body)
     sizes = {"batch_size", "block_size", "n_layer", "n_embd", "gradient_accumulation_steps"} & set(found)  # fmt: skip
     return (alone and len(sizes) > 1) or (set(found) >= _SHAPE and "batch_size" in found)
 
@@ -91,6 +91,8 @@ def read_constants(tree: ast.Module, given: Given) -> Reading:
         SpecError: a value that cannot be.
     """
     found = _assigned(tree)
+    if found.get("eval_only") is True:
+        raise SpecError("eval_only", True, "evaluates a model; it does not train")
     options = Options({**_DEFAULTS, **found}, "")
     options.assumed = set(_DEFAULTS) - set(found)
     options.guessing = given.guess

@@ -27,6 +27,11 @@ _SHAPE = {
     "vocab": ("model.model_config.vocab_size",),
 }  # fmt: skip
 
+_USUAL = {
+    "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "intermediate_size": 11_008, "vocab_size": 32_000,
+}  # fmt: skip
+"""Sizes of LlamaConfig and Qwen2Config where nothing is said (nanotron/config/models_config.py)."""
+
 
 def is_config(data: dict[str, Any]) -> bool:
     """Whether a table is nanotron's."""
@@ -144,6 +149,11 @@ def _model(options: Options, reading: Reading) -> Model:
     get = "model.model_config."
     if options.flag(f"{get}is_mamba_config") or options.has(f"{get}ssm_cfg", f"{get}d_model"):
         raise SpecError("model.model_config", "mamba", f"a state-space model is not modelled: {PLANNED}")  # fmt: skip
+    if any(options.flag(f"{get}is_{kind}_config") for kind in ("llama", "qwen2")):
+        for name, usual in _USUAL.items():
+            if f"{get}{name}" not in options:
+                options.values[f"{get}{name}"] = usual
+                reading.note(f"is nanotron's own, {usual:,}", f"{get}{name}")
     hidden, heads = (
         options.values.get(f"{get}hidden_size"),
         options.values.get(f"{get}num_attention_heads"),

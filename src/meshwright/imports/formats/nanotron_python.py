@@ -42,12 +42,23 @@ def read(text: str, name: str, given: Given, folder: Path | None) -> Reading | N
     data = {key: _plain(value) for key, value in whole.fields.items() if key in _TABLES}
     if not isinstance(shape, Made) or not isinstance(data.get("parallelism"), dict):
         return None
-    data["model"]["model_config"][f"is_{shape.name.rpartition('.')[2].removesuffix('Config').lower()}_config"] = True  # fmt: skip
+    if _is_loaded(tree, shape.name) and given.model is None:
+        raise SpecError("--model", None, "the model's sizes are in a file that the program loads: give its config.json")  # fmt: skip
+    written = data["model"]["model_config"]
+    for empty in [key for key, value in written.items() if value == {}]:
+        del written[empty]  # asked for, and said nowhere
+    written[f"is_{shape.name.rpartition('.')[2].removesuffix('Config').lower()}_config"] = True  # fmt: skip
     reading = nanotron.read(data, given)
     reading.format = "nanotron configuration in Python"
     if told.replaced:
         reading.guess("program", "started without options: its own defaults are taken")
     return reading
+
+
+def _is_loaded(tree: ast.Module, called: str) -> bool:
+    """Whether the model's configuration is made of a table, not of words."""
+    made = (one for one in ast.walk(tree) if isinstance(one, ast.Call) and ast.unparse(one.func) == called)  # fmt: skip
+    return any(word.arg is None for one in made for word in one.keywords)
 
 
 def _options(tree: ast.Module) -> list[str]:

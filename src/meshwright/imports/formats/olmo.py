@@ -47,7 +47,7 @@ def read(data: dict[str, Any], given: Given) -> Reading:
     reading.global_batch = options.whole("global_train_batch_size")
     micro = options.raw("device_train_microbatch_size")
     reading.micro_batch = int(micro) if isinstance(micro, int) else 0
-    strategy = options.text("fsdp.sharding_strategy", default="").upper()
+    strategy = options.text("fsdp.sharding_strategy", default="").upper().lstrip("_")
     there = any(name.startswith("fsdp.") for name in options.values)
     if strategy and strategy not in STRATEGY_ZERO:
         raise SpecError("fsdp.sharding_strategy", strategy, f"one of {', '.join(STRATEGY_ZERO)}")

@@ -178,8 +178,13 @@ def _configurations(module: Module) -> dict[str, ast.FunctionDef]:
     return {
         node.name: node
         for node in functions(module)
-        if not node.name.startswith("_") and _is_config(node)
+        if not node.name.startswith("_") and _is_config(node) and not _takes_more(node)
     }
+
+
+def _takes_more(node: ast.FunctionDef) -> bool:
+    """Whether a function needs an argument, as one that changes another's configuration does."""
+    return len(node.args.args) > len(node.args.defaults)
 
 
 def _registered(module: Module, name: str, chosen: str) -> Recipe:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 from typing import Any
@@ -46,8 +47,9 @@ _TRAINS = re.compile(
     r"(?i)optimi[sz]er|trainer\w*\(|\.fit\(|\b(?:pre)?train(?:_\w+)?\(|\.train\(|learning_rate"
 )
 """What only a program has that trains, or hands on what is trained with."""
+OF_CONFIGURATION = "its configuration (Hydra or OmegaConf)"
 _TOLD = (
-    (re.compile(r"@hydra\.main|hydra_runner|OmegaConf\.(?:load|from_cli|merge)"), "its configuration (Hydra or OmegaConf)"),
+    (re.compile(r"@hydra\.main|hydra_runner|OmegaConf\.(?:load|from_cli|merge)"), OF_CONFIGURATION),
     (re.compile(r"pyconfig\.initialize|initialize_megatron|add_argument\(|parse_args\(|HfArgumentParser|TrlParser|jsonargparse|tyro\.cli|fire\.Fire|typer\.|click\.|sys\.argv|simple_parsing|absl\.app|app\.run\(|define_flags_with_default\("), "its command line"),
     (re.compile(r"yaml\.\w{0,10}load\(|json\.load\(|toml\w*\.load|from_file\(|\.load_config\(|load_config\("), "a configuration that it loads"),
 )  # fmt: skip
@@ -85,6 +87,16 @@ def starts_by_itself(text: str) -> bool:
     return (
         re.search(r"^if __name__|^(?:main|train|run)\(|^(?:for|while|with) ", text, re.M)
         is not None
+    )
+
+
+def steps_in_classes(tree: ast.Module) -> bool:
+    """Whether every step backward of a file is in a class, for a program elsewhere to make one."""
+    outside = [node for node in tree.body if not isinstance(node, ast.ClassDef)]
+    return not any(
+        isinstance(one, ast.Attribute) and one.attr == "backward"
+        for node in outside
+        for one in ast.walk(node)
     )
 
 

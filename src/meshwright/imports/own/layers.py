@@ -229,8 +229,13 @@ _AXES = {"tp": "tp", "tensor": "tp", "model": "tp", "pp": "pp", "pipeline": "pp"
 
 
 def lay_out(tree: ast.AST, known: Known, reading: Reading) -> None:
-    """Take the degrees of the first device mesh that a program makes with names and sizes that it says itself."""
+    """Take the degrees of the first device mesh that a program makes, or lets Lightning make, with sizes that it says itself."""
     for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and dotted(node.func).endswith("ModelParallelStrategy"):
+            said = dict(known.keywords(node))
+            if isinstance(size := said.get("tensor_parallel_size"), int) and size > 1:
+                reading.layout["tp"] = size
+            return
         if not (
             isinstance(node, ast.Call)
             and ast.unparse(node.func).endswith(("init_device_mesh", "DeviceMesh"))

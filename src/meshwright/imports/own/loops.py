@@ -11,7 +11,7 @@ from typing import Any
 
 from meshwright.imports.beside import program_beside
 from meshwright.imports.code.names import Known
-from meshwright.imports.code.syntax import defaults_of, dotted, parse_python
+from meshwright.imports.code.syntax import defaults_of, dotted, parse_python, without_comments
 from meshwright.imports.formats.hf_launcher import one_process
 from meshwright.imports.formats.lightning import of_fabric
 from meshwright.imports.launch import Launch
@@ -31,7 +31,7 @@ from meshwright.imports.own.layers import (
     recomputes,
     says_compiled,
 )
-from meshwright.imports.own.made_with import mixes_experts, without_takers
+from meshwright.imports.own.made_with import mixes_experts, picked_by, without_takers
 from meshwright.imports.own.program_settings import program_settings
 from meshwright.imports.own.sizes import (
     SEVERAL,
@@ -103,9 +103,11 @@ def read(launch: Launch, given: Given, folder: Path | None) -> Reading | None:
     program = launch.program
     path = program_beside(folder, program)
     text = "" if path is None else read_text(path, "file", size_bytes=_MOST)
-    if path is None or not _TRAINS.search(text) or is_a_library_s(text) or makes_a_library_s(text):
+    if path is None:
         return None
     refuse_program(text, path.name)
+    if not _TRAINS.search(text) or is_a_library_s(text) or makes_a_library_s(text):
+        return None
     text = without_takers(text)
     said = {name: typed(value) for name, value in usual_commands.flags_of_words(launch).items()}
     own = _defaults(text) | own_defaults(program, folder)
@@ -113,6 +115,12 @@ def read(launch: Launch, given: Given, folder: Path | None) -> Reading | None:
     tree = parse_python(text)
     others = texts_beside(text, path.parent)
     making = True
+    picks = picked_by(tree, said) if tree is not None else ""
+    if tree is not None and picks:
+        own = own | said_by(tree, others, said)
+        own.pop(SEVERAL, 0)
+        said.pop(picks)
+        own.pop(picks, None)
     if not option_names.says_enough({**own, **said}):
         own = own if tree is None else said_by(tree, others, said) | own
         own.pop(SEVERAL, 0)
@@ -125,15 +133,15 @@ def read(launch: Launch, given: Given, folder: Path | None) -> Reading | None:
     reading = read_loop(text, launch, own, {**told, **said}, given, folder, making)
     if mixed and reading.model is not None and reading.model.experts is None:
         raise asks_for_experts(path.name)
-    whole = "\n".join([text, *others])
+    code = [without_comments(one) for one in (text, *others)]
     if not {"optimizer", "optim"} & set(options):  # one that an option chooses is read by it
-        optimize(reading, text, others)
-    store(reading, text, {**own, **said})
+        optimize(reading, code[0], code[1:])
+    store(reading, code[0], {**own, **said})
     for one in (path.name, str(said.get("algorithm", "")), str(said.get("rl_algorithm", ""))):
         name_task(reading, one)
     name_made(reading, text)
     of_answers(reading, {**own, **said}, text)
-    build(reading, whole, given, {**own, **said})
+    build(reading, "\n".join(code), given, {**own, **said})
     return reading
 
 

@@ -20,7 +20,7 @@ ALIASES = {
     "dim_ff": "d_ff", "dim_feedforward": "d_ff", "ffn_hidden_dim": "ffn_dim", "context_size": "context_length", "n_ctx": "context_length",
     "n_positions": "context_length", "seqlen": "seq_len", "max_sequence_length": "max_seq_len", "drop_rate": "dropout", "n_vocab": "vocab_size",
     "vocabulary_size": "vocab_size", "embedding_dimension": "emb_dim", "layer_count": "num_layers", "transformer_layer_count": "num_layers", "num_transformer_layers": "num_layers",
-    "attention_head_count": "n_heads", "head_count": "n_heads", "kv_head_count": "num_kv_heads", "feed_forward_dimension": "d_ff", "maximum_sequence_length": "max_seq_len", "train_seq_len": "max_seq_len", "train_max_seq_len": "max_seq_len",
+    "gradient_accumulate_every": "gradient_accumulation_steps", "attention_head_count": "n_heads", "head_count": "n_heads", "kv_head_count": "num_kv_heads", "feed_forward_dimension": "d_ff", "maximum_sequence_length": "max_seq_len", "train_seq_len": "max_seq_len", "train_max_seq_len": "max_seq_len",
 }  # fmt: skip
 """Further names that hand-written programs give the usual sizes."""
 _BARE = {
@@ -64,14 +64,46 @@ def models_made(tree: ast.Module, known: Known, others: Iterable[ast.Module]) ->
         classes |= {node.name: node for node in ast.walk(one) if isinstance(node, ast.ClassDef)}
     own = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
     found = []
+    left_out = _not_picked(tree, known)
     for node in ast.walk(tree):
         if (
-            isinstance(node, ast.Call) and dotted(node.func) != "dict"
+            isinstance(node, ast.Call) and dotted(node.func) != "dict" and node not in left_out
         ):  # what is made of it, says it
             made = _made(node, known, classes, own)
             if made is not None:
                 found.append(made)
     return sorted(found, key=lambda one: one.rank)
+
+
+def picked_by(tree: ast.Module, said: Mapping[str, Any]) -> str:
+    """The option by which a command picks one of several shapes that a program makes in a table; empty where it picks none."""
+    for node in _tables_of_shapes(tree):
+        name = dotted(node.slice).rpartition(".")[2]
+        assert isinstance(node.value, ast.Dict)
+        keys = [one.value for one in node.value.keys if isinstance(one, ast.Constant)]
+        if said.get(name) in keys:
+            return name
+    return ""
+
+
+def _not_picked(tree: ast.Module, known: Known) -> set[ast.Call]:
+    """The shapes in a table (`{"d12": Config(…), "d24": Config(…)}[model]`) that the name which stands behind it does not pick."""
+    found: set[ast.Call] = set()
+    for node in _tables_of_shapes(tree):
+        picked = known.value(node.slice)
+        assert isinstance(node.value, ast.Dict)
+        pairs = [(key.value, one) for key, one in zip(node.value.keys, node.value.values, strict=True) if isinstance(key, ast.Constant)]  # fmt: skip
+        if picked in [key for key, _one in pairs]:
+            found |= {one for key, one in pairs if key != picked and isinstance(one, ast.Call)}
+    return found
+
+
+def _tables_of_shapes(tree: ast.Module) -> list[ast.Subscript]:
+    return [
+        node for node in ast.walk(tree)
+        if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Dict)
+        and any(isinstance(one, ast.Call) and describes(word.arg for word in one.keywords if word.arg) for one in node.value.values)
+    ]  # fmt: skip
 
 
 def _made(
@@ -247,3 +279,10 @@ def _of_lit_gpt(table: dict[str, Any]) -> dict[str, Any]:
     return found | (
         {"norm": "rmsnorm" if norm.endswith("RMSNorm") else "layernorm"} if norm else {}
     )
+
+
+def tokens_wrapped(tree: ast.Module) -> int:
+    """How many tokens x-transformers' wrapper is made for (`num_tokens`, a word of other things elsewhere)."""
+    made = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and dotted(node.func).endswith("TransformerWrapper"))  # fmt: skip
+    words = (dict(Known(tree).keywords(node)) for node in made)
+    return next((one["num_tokens"] for one in words if isinstance(one.get("num_tokens"), int)), 0)

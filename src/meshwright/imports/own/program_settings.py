@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from meshwright.imports.code.branches import calls_reached
@@ -21,6 +21,7 @@ from meshwright.imports.code.partials import written_out
 from meshwright.imports.code.syntax import assigned, dotted
 from meshwright.imports.config_classes import family_of
 from meshwright.imports.own.afterwards import changed_afterwards, gone_over
+from meshwright.imports.own.configuring_calls import configuring_calls, makes_lora
 from meshwright.imports.own.layers import adapted_layer, recomputes, switches_on, upcasts
 from meshwright.imports.own.left_open import (
     TAKES_MORE,
@@ -67,11 +68,6 @@ LENGTHS = (
 _CONSTANTS = ("MAX_LENGTH", "MAXLEN", "MAX_SEQ_LENGTH", "MAX_SEQ_LEN", "MAX_LEN", "CUTOFF_LEN", "max_length", "max_seq_length", "max_seq_len", "max_len", "cutoff_len", "max_position_embeddings")  # fmt: skip
 """Names of the length at which a program cuts its texts by its own lines."""
 _UNSLOTHS = re.compile(r"\bFast\w*Model\b")
-_CALLS = ("Config", "Arguments", "from_pretrained", "prepare_model", "get_peft_model",
-          "Args", "Trainer", "Accelerator", "DataLoader", "TextDataset", "deepspeed.initialize")  # fmt: skip
-_OTHERS = ("basicConfig", "GenerationConfig", "AutoConfig", "okenizer", "Processor", "parse_args", "TrainerState", "Callback",
-           "Sampling")  # fmt: skip
-
 
 _OWN_ARGUMENTS = re.compile(r"(?m)^class \w+\((?:\w+\.)*(?:Seq2Seq)?TrainingArguments\):(?=(?:.|\n)*\bHfArgumentParser\()")  # fmt: skip
 """A program whose command line is transformers' settings with some of its own beside them."""
@@ -197,7 +193,7 @@ _SHORTEST = 16
 def _from_calls(tree: ast.Module, known: Known, found: dict[str, Any]) -> list[Any]:
     """Add what the configuration objects are made with; lengths to which texts are cut come back."""
     lengths = []
-    for call in _calls(tree, known):
+    for call in configuring_calls(tree, known):
         called = dotted(call.func)
         if "okenizer" in called:
             lengths += [value for key, value in known.keywords(call) if key == "max_length"]
@@ -252,7 +248,7 @@ def _from_calls(tree: ast.Module, known: Known, found: dict[str, Any]) -> list[A
             found["use_peft"] = True  # adapters that were trained before go on training
             found.setdefault("_open", {}).setdefault("lora_r", "the checkpoint of its adapters")
         other = _OTHER_METHODS.search(called)
-        if other and not any(_OF_LORA.search(one) for one in map(_named, calls_reached(tree, known.holds))):  # fmt: skip
+        if other and not any(map(makes_lora, calls_reached(tree, known.holds))):
             found["use_peft"], found["peft_type"] = True, other.group(1).lower()
     return lengths
 
@@ -299,11 +295,6 @@ _OTHER_METHODS = re.compile(
     r"MultitaskPromptTuning|Peanut|Psoft|Pvera|Shadow|Supertuning|TinyLora|UniLora)Config$"
 )
 """PEFT's configurations of other methods than LoRA."""
-_OF_LORA = re.compile(r"(?:^|\.)LoraConfig$")
-
-
-def _named(call: ast.Call) -> str:
-    return dotted(call.func)
 
 
 def _optimizer(pair: ast.expr, tree: ast.Module) -> dict[str, str]:
@@ -353,57 +344,3 @@ def _of_a_loop(found: dict[str, Any], known: Known, below: Mapping[str, Any]) ->
         if isinstance(said, int) and not isinstance(said, bool):
             found.setdefault(key, said)
             known.heard.add(name)
-
-
-def _calls(tree: ast.AST, known: Known) -> Iterator[ast.Call]:
-    """Calls that make what a training is configured with, by line; what never runs is left out."""
-    idle = _idle(tree) | _unused_adapters(tree, known)
-    datasets = {one.name for one in ast.walk(tree) if isinstance(one, ast.ClassDef) and one.name.endswith(("Dataset", "Collator"))}  # fmt: skip
-    for call in calls_reached(tree, known.holds):
-        if call in idle:
-            continue
-        called = dotted(call.func)
-        cuts = re.search(r"[tT]okenizer$", called) is not None
-        made = any(word in called for word in _CALLS) and not any(w in called for w in _OTHERS)
-        made = made or _hands_on(known.functions.get(called)) or called in datasets
-        if made or cuts:
-            yield call
-
-
-def _unused_adapters(tree: ast.AST, known: Known) -> set[ast.expr]:
-    """Descriptions of adapters where every call that would put them into the model stands in a branch that is not taken."""
-    calls = [one for one in ast.walk(tree) if isinstance(one, ast.Call)]
-    puts = [one for one in calls if dotted(one.func).endswith("get_peft_model")]
-    if not puts:
-        return set()
-    taken = list(calls_reached(tree, known.holds))
-    handed = any(key.arg == "peft_config" for one in taken for key in one.keywords)
-    if handed or any(one in taken for one in puts):
-        return set()
-    return {one for one in calls if _OF_LORA.search(dotted(one.func))}
-
-
-def _idle(tree: ast.AST) -> set[ast.expr]:
-    """What a program makes under a name that nothing reads: a configuration that changes nothing."""
-    read = {one.id for one in ast.walk(tree) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)}  # fmt: skip
-    return {
-        one.value
-        for one in ast.walk(tree)
-        if isinstance(one, ast.Assign)
-        and isinstance(one.value, ast.Call)
-        and isinstance(one.targets[0], ast.Name)
-        and one.targets[0].id not in read
-        and ast.unparse(one.value.func).endswith("Config")
-    }
-
-
-def _hands_on(function: ast.FunctionDef | None) -> bool:
-    """Whether a function of the program makes a configuration of whatever words it is given."""
-    if function is None or function.args.kwarg is None:
-        return False
-    return any(
-        isinstance(node, ast.Call)
-        and dotted(node.func).endswith(("Config", "Arguments"))
-        and any(word.arg is None for word in node.keywords)
-        for node in ast.walk(function)
-    )

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 from typing import Any
 
-from meshwright.imports.code.syntax import parse_python
+from meshwright.imports.code.syntax import parse_python, without_comments
 from meshwright.imports.launch import Launch
 from meshwright.imports.names import PLANNED
-from meshwright.imports.other_models import refuse_other_classes
+from meshwright.imports.other_models import refuse_other_classes, refuse_program
 from meshwright.imports.own import hydra as own_hydra
 from meshwright.imports.own import loops as own_loops
 from meshwright.imports.own import option_names
 from meshwright.imports.own.answers import of_answers
 from meshwright.imports.own.asked import (
+    OF_CONFIGURATION,
     asks_for_experts,
     asks_for_model,
     starts_by_itself,
+    steps_in_classes,
     told_from_outside,
     unfollowed,
 )
-from meshwright.imports.own.made_with import mixes_experts, without_takers
+from meshwright.imports.own.made_with import mixes_experts, tokens_wrapped, without_takers
 from meshwright.imports.own.sizes import SEVERAL, build, optimize, said_by, store, texts_beside
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.tasks import name_made, name_task
@@ -56,6 +59,12 @@ _RANKS = re.compile(
 _PRETRAINED = re.compile(r"(?:ForCausalLM|LMHeadModel|AutoModel\w*)\s*\.from_|\bAutoModelFor\w+")
 
 
+_WRAPPED = re.compile(
+    r"\bTransformerWrapper\((?=(?:.|\n){0,400}\bDecoder\()(?!(?:.|\n){0,4000}(?:Encoder|XLAutoregressive|VAE)\w*\()"
+)
+"""x-transformers' decoder, whose modules are its own package's, as its examples make it."""
+
+
 def read(text: str, name: str, given: Given, folder: Path | None) -> Reading | None:
     """Return what a loop of one's own trains when it is started without options; None where it is none.
 
@@ -66,7 +75,9 @@ def read(text: str, name: str, given: Given, folder: Path | None) -> Reading | N
         found = own_hydra.read(Launch(Path(name).name, [], ["python"]), given, folder)
         if found is not None:
             return found
-    if not (_STEPS.search(text) and _UPDATES.search(text)) or own_loops.is_a_library_s(text):
+    wrapped = _WRAPPED.search(text) is not None
+    leaves = own_loops.is_a_library_s(text) and not wrapped
+    if not (_STEPS.search(text) and _UPDATES.search(text)) or leaves:
         return None
     if _TESTS.search(text):
         return None
@@ -74,11 +85,14 @@ def read(text: str, name: str, given: Given, folder: Path | None) -> Reading | N
     refuse_other_classes(text, name)
     if _SEES.search(text):
         raise SpecError("file", Path(name).name, f"trains a vision-language model: {PLANNED}")
-    parts = [text, *texts_beside(text, folder)]
+    parts = [text, *([] if wrapped else texts_beside(text, folder))]
     whole = "\n".join(parts)
+    refuse_program(whole, name)
     if own_loops.makes_a_library_s(text):
         return None
-    if _PRETRAINED.search(text) or _OTHER.search(whole) or not _LANGUAGE.search(whole):
+    if _PRETRAINED.search(text) or _OTHER.search(whole):
+        return None
+    if not wrapped and not _LANGUAGE.search(whole):
         return None
     tree = parse_python(text)
     if tree is None:
@@ -87,16 +101,9 @@ def read(text: str, name: str, given: Given, folder: Path | None) -> Reading | N
         raise SpecError("file", Path(name).name, f"trains a transformer of something else than text: its code has no vocabulary, no tokenizer and no cross entropy: {PLANNED}")  # fmt: skip
     own = said_by(tree, parts[1:])
     several = own.pop(SEVERAL, 0)
-    if not option_names.says_tokens(own) and (
-        told_from_outside(text) or not starts_by_itself(text)
-    ):
-        raise unfollowed(text, Path(name).name)
-    if (
-        given.model is None
-        and "model_name" not in own
-        and not all(any(one in own for one in names) for names in _SHAPE)
-    ):
-        raise asks_for_model(own, Path(name).name)
+    if wrapped:
+        own["vocab_size"] = tokens_wrapped(tree) or own.get("vocab_size", 0)
+    _refuse_unsaid(text, tree, own, name, given)
     mixed: dict[str, Any] = {}
     if given.model is None and mixes_experts([one for one in map(parse_python, parts) if one], own):
         mixed = {one: own[one] for one in option_names.OF_EXPERTS if one in own}
@@ -115,7 +122,32 @@ def read(text: str, name: str, given: Given, folder: Path | None) -> Reading | N
     of_answers(reading, own, text)
     if several and given.model is None:
         reading.guess("--model", f"the program has {several} tables of sizes; the first is taken")
-    optimize(reading, text, parts[1:])
-    store(reading, text, own)
-    build(reading, whole, given, own)
+    code = [without_comments(one) for one in parts]
+    optimize(reading, code[0], code[1:])
+    store(reading, code[0], own)
+    build(reading, "\n".join(code), given, own)
     return reading
+
+
+def _refuse_unsaid(
+    text: str, tree: ast.Module, own: dict[str, Any], name: str, given: Given
+) -> None:
+    """Refuse a loop that others start or that says too little, and ask for a model that it does not describe.
+
+    Raises:
+        SpecError: it does.
+    """
+    name = Path(name).name
+    whence, starts = told_from_outside(text), starts_by_itself(text)
+    if not option_names.says_tokens(own) and (whence or not starts):
+        raise unfollowed(text, name)
+    if not starts and steps_in_classes(tree):
+        raise unfollowed(text, name)
+    if (
+        given.model is None
+        and "model_name" not in own
+        and not all(any(one in own for one in names) for names in _SHAPE)
+    ):
+        if whence == OF_CONFIGURATION:
+            raise unfollowed(text, name)
+        raise asks_for_model(own, name)

@@ -19,6 +19,13 @@ from meshwright.imports.names import model_named
 from meshwright.imports.own import option_names
 from meshwright.imports.own.arguments import imported_file
 from meshwright.imports.own.imported import imported_constants
+from meshwright.imports.own.inputs import (
+    of_drawn_tokens,
+    of_loader,
+    of_one_device,
+    of_shape,
+    of_tokens,
+)
 from meshwright.imports.own.loaded_config import sizes_of_loaded
 from meshwright.imports.own.made_with import (
     ALIASES,
@@ -95,9 +102,11 @@ def said_by(
         found.pop(name, None)
     named = {ALIASES.get(name.lower(), name.lower()): one for name, one in found.items()}
     _heads(named)
-    _of_loader(found, named)
-    _of_one_device(tree, named)
-    _of_tokens(named)
+    of_shape(usual_names(shapes[0].said) if shapes else {}, named)
+    of_loader(found, named)
+    of_one_device(tree, named)
+    of_drawn_tokens(ast.unparse(tree), tree, known, named)
+    of_tokens(named)
     sizes = {name: one for name, one in named.items() if name in _USUAL}
     sizes = {name: one for name, one in sizes.items() if name in _WORDS or _counts(one)}
     if not chosen and not tables:
@@ -133,57 +142,6 @@ def _heads(named: dict[str, Any]) -> None:
         named["n_heads"] = next(whole, 0) // each
 
 
-def _of_loader(found: Mapping[str, Any], named: dict[str, Any]) -> None:
-    """Take build-nanogpt's B and T, what its loader gives a device at once, where no loader's own words say it."""
-    batch, length = found.get("B"), found.get("T")
-    if isinstance(batch, int) and not set(named) & set(option_names.MICRO):
-        named["micro_batch_size"] = batch
-    if isinstance(length, int) and not set(named) & _OF_LOADERS:
-        named["seq_len"] = length
-
-
-def _of_one_device(tree: ast.Module, named: dict[str, Any]) -> None:
-    """Take a batch that is divided by the micro-batch alone, and not by the devices, as what one device adds up."""
-    for node in ast.walk(tree):
-        value = node.value if isinstance(node, (ast.Assign, ast.AnnAssign)) else None
-        if not (isinstance(value, ast.BinOp) and isinstance(value.op, (ast.FloorDiv, ast.Div))):
-            continue
-        whole, part = (ast.unparse(one).rpartition(".")[2] for one in (value.left, value.right))
-        batch, micro = named.get(whole), named.get(part)
-        if (
-            whole not in ("batch_size", "train_batch_size", "effective_batch_size")
-            or part not in option_names.MICRO
-        ):
-            continue
-        if isinstance(batch, int) and isinstance(micro, int) and micro and batch % micro == 0:
-            named["gradient_accumulation_steps"] = batch // micro
-            named.pop(whole)
-            return
-
-
-def _of_tokens(named: dict[str, Any]) -> None:
-    """Take batches that only tokens can be so many of as what a step and a device see of those."""
-    whole = next((named.get(one) for one in ("batch_size", "train_batch_size")), None)
-    each = named.get("device_batch_size")
-    if isinstance(each, int) and isinstance(whole, int) and each < whole:
-        named["global_batch_size"] = whole  # modded-nanogpt: of all devices, beside each one's
-        named.pop("batch_size", None)
-    elif isinstance(whole, int) and whole >= option_names.TOKENS:
-        named["global_batch_size"] = named.pop("batch_size", whole)
-    length = next(
-        (named[one] for one in option_names.LENGTHS if isinstance(named.get(one), int)), 0
-    )
-    if isinstance(each, int) and each >= option_names.TOKENS and length > 0:
-        named["device_batch_size"] = max(each // length, 1)
-
-
-_OF_LOADERS = frozenset(option_names.LENGTHS) - {
-    "block_size",
-    "max_length",
-    "n_ctx",
-    "context_length",
-}
-"""Lengths that a loader has; the others are as well the most that a model takes, or that it generates."""
 _USUAL = frozenset({
     *option_names.LAYERS, *option_names.HIDDEN, *option_names.HEADS, *option_names.KV_HEADS, *option_names.FFN,
     *option_names.LENGTHS, *option_names.MICRO, *option_names.STEPS, *option_names.BATCHES,
