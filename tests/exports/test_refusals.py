@@ -264,3 +264,20 @@ def test_a_split_that_a_target_lacks_is_refused_with_the_name_of_who_has_it(tune
     plan = make_plan("llama3.1-8b", job=job, dp=4, cp=2, cp_method="ulysses", zero=3)
     with pytest.raises(SpecError, match=f"ulysses is planned with --framework {others}"):
         export(plan, "accelerate")
+
+
+@pytest.mark.parametrize(
+    ("target", "asked", "sentence"),
+    [
+        ("trl", {}, "^finetune: TRL fine-tunes: plan with --finetune"),
+        (
+            "axolotl",
+            {"finetune": finetune_recipe("lora"), "loss": "chunked"},
+            "^job.loss = 'chunked': .*`meshwright plan --framework axolotl` keeps to what it can$",
+        ),
+    ],
+)
+def test_what_no_layout_mends_is_said_first_and_how_to_plan_for_the_target(target, asked, sentence):
+    job = Job(seq_len=2048, global_batch=64, **asked)
+    with pytest.raises(SpecError, match=sentence):
+        export(make_plan("llama3.1-8b", job=job, dp=8, tp=1 if asked else 2), target)

@@ -141,7 +141,7 @@ def run(arguments: list[str]) -> int:
         code, show = getattr(error, "exit_code", None), getattr(error, "format_message", None)
         if code is None or show is None:
             return _our_fault(error)
-        _print_error(one_line(_usage(error, str(show()))))
+        _print_error(one_line(_usage(error, str(show()), arguments, app)))
         return int(code)
 
 
@@ -155,13 +155,17 @@ _ELSEWHERE = {
 }  # fmt: skip
 
 
-def _usage(error: Exception, message: str) -> str:
+def _usage(error: Exception, message: str, arguments: list[str], app: Any) -> str:
     """A mistake in the words of a command, with what would be accepted."""
     kind = type(error).__name__
-    if kind == "MissingParameter":
-        help_text = getattr(getattr(error, "param", None), "help", None)
+    context, parameter = getattr(error, "ctx", None), getattr(error, "param", None)
+    if kind == "BadOptionUsage":  # Typer says neither the command nor the parameter
+        parameter = _parameter(app, arguments, str(getattr(error, "option_name", "")))
+    help_text = getattr(parameter, "help", None)
+    if kind in ("MissingParameter", "BadOptionUsage"):
         return f"{message} {help_text}" if help_text else message
-    context = getattr(error, "ctx", None)
+    if kind == "BadParameter" and parameter is not None:
+        return _refused(parameter.opts, str(getattr(error, "message", message)), arguments)
     if kind != "NoSuchOption" or context is None:
         return message
     name = str(getattr(error, "option_name", ""))
@@ -177,6 +181,27 @@ def _usage(error: Exception, message: str) -> str:
     if meant:
         return f"No such option: {name} (Possible options: {', '.join(sorted(meant))})"
     return f"No such option: {name}; {command} --help lists them"
+
+
+def _parameter(app: Any, arguments: list[str], name: str) -> Any:
+    """The option of that name, of the command that the arguments begin with."""
+    from typer.main import get_command
+
+    commands = getattr(get_command(app), "commands", {})
+    chosen = next((commands[word] for word in arguments if word in commands), None)
+    return next((one for one in getattr(chosen, "params", ()) if name in one.opts), None)
+
+
+def _refused(names: list[str], remedy: str, arguments: list[str]) -> str:
+    """An option whose value is no number, or out of its range: name, value as typed, what is expected."""
+    value = ""
+    for at, word in enumerate(arguments):
+        name, equals, behind = word.partition("=")
+        if name in names:
+            value = behind if equals else next(iter(arguments[at + 1 :]), "")
+    remedy = remedy.removeprefix("Input ").rstrip(".")
+    shown = f" = {value!r}" if value else ""
+    return f"{names[-1]}{shown}: {remedy.split(', unable to')[0]}"
 
 
 class Carried(Exception):

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from meshwright.cli import options
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -36,7 +38,9 @@ def command(
         max=20,
         help="Only say which so many runs of the --plan to measure first.",
     ),
-    output: str = typer.Option("", "-o", "--output", help="Write the calibrated cluster here."),
+    output: str = typer.Option(
+        "", "-o", "--output", callback=options.writable, help="Write the calibrated cluster here."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
 ) -> None:
     """Fit your own cluster to your own measurements.

@@ -6,10 +6,16 @@ from pathlib import Path
 
 import typer
 
+from meshwright.cli import options
+
 
 def command(
-    print_to: Path | None = typer.Option(None, "--print", help="Write a PDF, one card a page."),
-    anki: Path | None = typer.Option(None, "--anki", help="Write a text file that Anki imports."),
+    print_to: Path | None = typer.Option(
+        None, "--print", callback=options.writable, help="Write a PDF, one card a page."
+    ),
+    anki: Path | None = typer.Option(
+        None, "--anki", callback=options.writable, help="Write a text file that Anki imports."
+    ),
     group: str = typer.Option("", "--group", help="Only one group, such as pipeline."),
     as_json: bool = typer.Option(False, "--json", help="Plain data instead of text."),
 ) -> None:

@@ -59,9 +59,11 @@ def command(
         False, "--everyone", help="Time all groups of this stride at once, sharing the links."
     ),
     steps: bool = typer.Option(False, "--steps", help="List who sends which chunk to whom, when."),
-    trace: Path | None = typer.Option(None, "--trace", help="Write the steps for Perfetto."),
+    trace: Path | None = typer.Option(
+        None, "--trace", callback=options.writable, help="Write the steps for Perfetto."
+    ),
     output: Path | None = typer.Option(
-        None, "-o", "--output", help="Write the steps as columnar JSON."
+        None, "-o", "--output", callback=options.writable, help="Write the steps as columnar JSON."
     ),
     as_json: options.AsJson = False,
 ) -> None:
@@ -74,7 +76,7 @@ def command(
     from meshwright.specs.errors import SpecError
     from meshwright.specs.quantities import parse_bytes
 
-    name = collective.replace("-", "_")
+    name = _name_of(collective)
     if sweep:
         if cluster is None:
             raise SpecError("cluster", cluster, "--sweep needs --cluster")
@@ -108,6 +110,15 @@ def command(
     print_report(report)
     if steps and run is not None:
         print_steps(run)
+
+
+def _name_of(asked: str) -> str:
+    """A collective however it is spelt: `all-reduce`, `all_reduce`, `AllReduce`, `allreduce`."""
+    from meshwright.simulator.collective_algorithms import ALGORITHMS
+
+    bare = asked.lower().replace("-", "").replace("_", "").replace(" ", "")
+    spelt = {name.replace("_", ""): name for name in ALGORITHMS}
+    return spelt.get(bare, asked.replace("-", "_"))
 
 
 _LEAST_MEANT = 1000

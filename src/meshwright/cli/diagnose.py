@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from meshwright.cli import options
+
 if TYPE_CHECKING:
     from meshwright.diagnose.records import Cause, Diagnosis
 
@@ -19,7 +21,9 @@ def command(
     cluster: str | None = typer.Option(
         None, "-c", "--cluster", help="What it ran on, as h100:8x8, where nothing says."
     ),
-    html: str | None = typer.Option(None, "--html", help="Write a page with the timelines here."),
+    html: str | None = typer.Option(
+        None, "--html", callback=options.writable, help="Write a page with the timelines here."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print the diagnosis as JSON."),
     schema: bool = typer.Option(False, "--schema", help="Print the JSON Schema and stop."),
 ) -> None:

@@ -25,7 +25,9 @@ def command(
     predict_layers: options.PredictLayers = None,
     processes: int = typer.Option(2, min=1, max=64, help="Ranks traced at the same time."),
     as_json: options.AsJson = False,
-    output: Path | None = typer.Option(None, "-o", "--output", help="Also write the JSON here."),
+    output: Path | None = typer.Option(
+        None, "-o", "--output", callback=options.writable, help="Also write the JSON here."
+    ),
 ) -> None:
     """Trace a plan of any size on this machine: memory and bytes of each rank, no GPU.
 

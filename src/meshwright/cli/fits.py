@@ -47,18 +47,20 @@ def command(
     or the devices cannot be read.
     """
     from meshwright.cli.inputs import read_cluster, read_model
-    from meshwright.cli.output import print_json
+    from meshwright.cli.output import print_json, print_lines
     from meshwright.imports.files import import_file
     from meshwright.imports.reading import Given
     from meshwright.imports.tasks import PAIRED
     from meshwright.planner.fits import verdict
+    from meshwright.specs import presets
     from meshwright.specs.quantities import parse_count
 
+    machines = read_cluster(cluster, None)
     run = import_file(
         config,
         Given(
             model=read_model(model) if model else None,
-            cluster=read_cluster(cluster, None),
+            cluster=machines,
             seq_len=parse_count(seq, "--seq") if seq else None,
             micro_batch=micro_batch,
             config=entry or "",
@@ -79,6 +81,10 @@ def command(
         print_json(_plain(run, answer))
     else:
         _show(run, answer)
+        if presets.known("devices", cluster) and machines.gpus > 1:
+            print_lines(
+                f"{cluster} alone is a host of {machines.gpus}; one device is {cluster}:1x1"
+            )
     if not answer.fits:
         raise typer.Exit(1)
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from meshwright.cli import options
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -45,9 +47,14 @@ def command(
     compare: bool = typer.Option(True, help="Ask the planner what it would choose instead."),
     as_json: bool = typer.Option(False, "--json", help="Print plan and critique as JSON."),
     patch: str | None = typer.Option(
-        None, "--patch", help="Write the file with its best change to this path."
+        None,
+        "--patch",
+        callback=options.writable,
+        help="Write the file with its best change to this path.",
     ),
-    output: str | None = typer.Option(None, "-o", "--output", help="Write the plan to this file."),
+    output: str | None = typer.Option(
+        None, "-o", "--output", callback=options.writable, help="Write the plan to this file."
+    ),
 ) -> None:
     """Read a run of another tool: its plan, what it will use, and what the planner would change.
 

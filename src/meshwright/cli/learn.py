@@ -8,6 +8,7 @@ from typing import Any
 import typer
 from rich.markup import escape
 
+from meshwright.cli import options
 from meshwright.cli.output import print_json
 
 WIDTH = 84
@@ -24,7 +25,9 @@ def command(
     choices: list[str] = typer.Option([], "--set", help="A choice of the plan, such as tp=4."),
     finding: int = typer.Option(0, "--finding", help="The number of what you conclude."),
     argument: str = typer.Option("", "--argument", help="Why this plan: goes into the defence."),
-    output: str = typer.Option("", "-o", help="File for the drill's defence, as Markdown."),
+    output: str = typer.Option(
+        "", "-o", callback=options.writable, help="File for the drill's defence, as Markdown."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Plain data instead of text."),
 ) -> None:
     """Learn parallel training step by step: 15 steps, 110 minutes, every number computed.

@@ -11,7 +11,9 @@ from meshwright.cli import options, running
 
 
 def command(
-    output: str = typer.Option(..., "-o", "--output", help="Write the cluster file here."),
+    output: str = typer.Option(
+        ..., "-o", "--output", callback=options.writable, help="Write the cluster file here."
+    ),
     quick: bool = typer.Option(False, "--quick", help="30 seconds instead of two minutes."),
     ranks: int | None = typer.Option(
         None, "--ranks", min=1, max=64, help="Ranks that share this machine; default 4, or cores."
@@ -22,7 +24,12 @@ def command(
     precision: list[str] = typer.Option(
         ["fp32", "bf16"], "--precision", help="Of the modules; may be given several times."
     ),
-    raw: str = typer.Option("", "--raw", help="Write every timing here as JSON, outliers too."),
+    raw: str = typer.Option(
+        "",
+        "--raw",
+        callback=options.writable,
+        help="Write every timing here as JSON, outliers too.",
+    ),
     as_json: options.AsJson = False,
 ) -> None:
     """Measure this machine, so that plans for it and runs on it agree.

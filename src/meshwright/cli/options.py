@@ -15,6 +15,7 @@ import typer
 
 from meshwright.engine.training_options import TRAINING
 from meshwright.specs.job import OPTIMIZERS, RECIPES
+from meshwright.specs.writing import check_writable
 
 
 def training(name: str) -> Any:
@@ -26,8 +27,17 @@ def training(name: str) -> Any:
     )
 
 
+def writable(asked: typer.CallbackParam, value: Any) -> Any:
+    """Refuse a file that could not be written before the work whose result it takes."""
+    if value and str(value) != "-":
+        check_writable(value, asked.opts[-1])
+    return value
+
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Output = Annotated[str | None, typer.Option("-o", "--output", help="Write to this file.")]
+Output = Annotated[
+    str | None, typer.Option("-o", "--output", callback=writable, help="Write to this file.")
+]
 What = Annotated[str, typer.Argument(help="A plan file, or a model: toy, a preset, a config.json.")]
 ForeignConfig = Annotated[
     str,

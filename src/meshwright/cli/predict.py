@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from meshwright.cli import options
+
 if TYPE_CHECKING:
     from meshwright.evidence.predict import Prediction
     from meshwright.evidence.rows import Row
@@ -17,7 +19,9 @@ MOST_SAID = 8
 
 def command(
     rows: str = typer.Argument(..., help="Table of runs, CSV or as pasted."),
-    output: str = typer.Option("", "-o", "--output", help="Write the predictions as CSV here."),
+    output: str = typer.Option(
+        "", "-o", "--output", callback=options.writable, help="Write the predictions as CSV here."
+    ),
     told: list[str] = typer.Option(
         [],
         "--set",

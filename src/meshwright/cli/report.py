@@ -6,12 +6,18 @@ from pathlib import Path
 
 import typer
 
+from meshwright.cli import options
+
 
 def command(
     *,
     run: Path = typer.Argument(..., help="A run's folder, or its metrics.jsonl."),
     output: Path | None = typer.Option(
-        None, "-o", "--output", help="The page; default: report.html in the folder."
+        None,
+        "-o",
+        "--output",
+        callback=options.writable,
+        help="The page; default: report.html in the folder.",
     ),
     as_json: bool = typer.Option(False, "--json", help="Print the run's summary as JSON."),
 ) -> None:

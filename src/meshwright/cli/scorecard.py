@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import typer
 
+from meshwright.cli import options
+
 
 def command(
     rows: list[str] = typer.Argument(
@@ -22,8 +24,15 @@ def command(
     stored: bool = typer.Option(
         False, "--stored", help="With --leave-out: the shipped result, without fitting again."
     ),
-    html: str = typer.Option("", "--html", help="Write a self-contained page with scatter plots."),
-    markdown: str = typer.Option("", "--markdown", help="Write the accuracy page (Markdown)."),
+    html: str = typer.Option(
+        "",
+        "--html",
+        callback=options.writable,
+        help="Write a self-contained page with scatter plots.",
+    ),
+    markdown: str = typer.Option(
+        "", "--markdown", callback=options.writable, help="Write the accuracy page (Markdown)."
+    ),
 ) -> None:
     """Score the cost model on published measurements, next to two baselines.
 

@@ -13,7 +13,9 @@ from meshwright.cli import options, running
 
 def command(
     plan: str = typer.Argument(..., help="A plan file."),
-    output: str = typer.Option("", "-o", "--output", help="Write here instead of into the plan."),
+    output: str = typer.Option(
+        "", "-o", "--output", callback=options.writable, help="Write here instead of into the plan."
+    ),
     finalists: int = typer.Option(4, "--finalists", min=2, max=16, help="At most so many race."),
     steps: int = typer.Option(50, "--steps", min=4, max=10_000, help="At most so many steps each."),
     seconds: float = typer.Option(
@@ -24,7 +26,10 @@ def command(
         "", "--launch", help="A command that runs {plan} elsewhere and prints its framework's log."
     ),
     learn: str = typer.Option(
-        "", "--learn", help="Write the plan's cluster here, calibrated on what was measured."
+        "",
+        "--learn",
+        callback=options.writable,
+        help="Write the plan's cluster here, calibrated on what was measured.",
     ),
     seed: int = typer.Option(0, help="Draws the order within each round."),
     as_json: options.AsJson = False,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from meshwright.cli import options
 from meshwright.cli.simulate_view import Result, print_result, print_result_json, time_format
 
 if TYPE_CHECKING:
@@ -73,11 +74,21 @@ def command(
     balance: bool = typer.Option(
         False, "--balance", help="Also cut the plan's layers into stages of equal time."
     ),
-    trace: Path | None = typer.Option(None, "--trace", help="Write a trace for Perfetto."),
-    svg: Path | None = typer.Option(None, "--svg", help="Write a picture."),
-    csv: Path | None = typer.Option(None, "--csv", help="Write the schedule for torch."),
+    trace: Path | None = typer.Option(
+        None, "--trace", callback=options.writable, help="Write a trace for Perfetto."
+    ),
+    svg: Path | None = typer.Option(
+        None, "--svg", callback=options.writable, help="Write a picture."
+    ),
+    csv: Path | None = typer.Option(
+        None, "--csv", callback=options.writable, help="Write the schedule for torch."
+    ),
     output: Path | None = typer.Option(
-        None, "-o", "--output", help="Write the timeline as columnar JSON."
+        None,
+        "-o",
+        "--output",
+        callback=options.writable,
+        help="Write the timeline as columnar JSON.",
     ),
     as_json: bool = typer.Option(False, "--json", help="Print the numbers as JSON."),
     width: int = typer.Option(0, "--width", help="Columns of the timeline; 0: the terminal's."),

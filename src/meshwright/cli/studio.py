@@ -6,6 +6,8 @@ from pathlib import Path
 
 import typer
 
+from meshwright.cli import options
+
 
 def command(
     action: str = typer.Argument("", help="`export` writes the studio as static files."),
@@ -13,7 +15,9 @@ def command(
     port: int = typer.Option(0, "--port", help="Port on 127.0.0.1; 0 takes a free one."),
     no_browser: bool = typer.Option(False, "--no-browser", help="Do not open a browser."),
     openapi: bool = typer.Option(False, "--openapi", help="Print the OpenAPI document and stop."),
-    output: Path | None = typer.Option(None, "-o", help="File for the OpenAPI document."),
+    output: Path | None = typer.Option(
+        None, "-o", callback=options.writable, help="File for the OpenAPI document."
+    ),
 ) -> None:
     """Open the studio: planner, simulations, lessons and drills in the browser, all local.
 

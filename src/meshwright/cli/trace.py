@@ -7,6 +7,8 @@ from typing import Any
 
 import typer
 
+from meshwright.cli import options
+
 
 def command(
     *,
@@ -15,9 +17,15 @@ def command(
     pipeline: int | None = typer.Option(
         None, min=0, help="The pipeline that begins with this rank; default: the first."
     ),
-    svg: Path | None = typer.Option(None, "--svg", help="Write a picture."),
+    svg: Path | None = typer.Option(
+        None, "--svg", callback=options.writable, help="Write a picture."
+    ),
     output: Path | None = typer.Option(
-        None, "-o", "--output", help="Write the timeline as columnar JSON."
+        None,
+        "-o",
+        "--output",
+        callback=options.writable,
+        help="Write the timeline as columnar JSON.",
     ),
     as_json: bool = typer.Option(False, "--json", help="Print the numbers as JSON."),
     width: int = typer.Option(0, "--width", help="Columns of the timeline; 0: the terminal's."),

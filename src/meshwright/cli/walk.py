@@ -15,7 +15,9 @@ def command(
     ),
     as_json: options.AsJson = False,
     markdown: bool = typer.Option(False, "--markdown", help="Print Markdown."),
-    output: str | None = typer.Option(None, "-o", "--output", help="Write JSON or Markdown here."),
+    output: str | None = typer.Option(
+        None, "-o", "--output", callback=options.writable, help="Write JSON or Markdown here."
+    ),
 ) -> None:
     """Walk the toy model on one rank, on 4 in six ways (ZeRO-3 and recomputation too), and on 8.
 

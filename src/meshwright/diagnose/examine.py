@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -9,10 +10,11 @@ from meshwright.diagnose.artefacts import Artefact, recognise
 from meshwright.diagnose.records import Diagnosis, Part
 from meshwright.diagnose.sources import Source, gather
 from meshwright.diagnose.verdict import conclude
+from meshwright.engine.watch.runlog import METRICS
 from meshwright.specs.errors import SpecError
 
-METRICS = "metrics.jsonl"
-"""Records of our own runs; other files of JSON lines are read as logs."""
+_OURS = re.compile(r"metrics(\.\d+)?\.jsonl")
+"""Records of our own runs, numbered where a later run took their folder; other files of JSON lines are read as logs."""
 
 if TYPE_CHECKING:
     from meshwright.specs.cluster import Cluster
@@ -72,8 +74,8 @@ def _read_all(
 
         for folder in dict.fromkeys(ring.path.parent for ring in rings if ring.path is not None):
             parts.append(judge_rings(folder))
-    for source in by_kind.get("metrics", []):
-        if source.path is not None and source.path.name == METRICS:
+    for source in _newest(by_kind.get("metrics", [])):
+        if source.path is not None and _OURS.fullmatch(source.path.name):
             from meshwright.diagnose.own_runs import judge_run
 
             progress(source.name)
@@ -94,6 +96,16 @@ def _read_all(
     if found := by_kind.get("trace"):
         parts += _traces(found, progress)
     return parts
+
+
+def _newest(sources: list[Source]) -> list[Source]:
+    """Records without those of earlier runs in a folder whose last run is among them, too."""
+    lasting = {one.path.parent for one in sources if one.path and one.path.name == METRICS}
+    earlier = [
+        one for one in sources
+        if one.path and one.path.parent in lasting and one.path.name != METRICS and _OURS.fullmatch(one.path.name)
+    ]  # fmt: skip
+    return [one for one in sources if one not in earlier]
 
 
 def _operations(sources: list[Source], progress: Progress) -> list[Part]:

@@ -196,7 +196,7 @@ def interruptions(
     numbers = [s.number for s, _ in long if s.number is not None]
     gaps = {b - a for a, b in itertools.pairwise(numbers)}
     regular = len(numbers) > 2 and len(gaps) == 1
-    where = f"every {gaps.pop()} steps" if regular else "steps " + ", ".join(map(str, numbers[:6]))
+    where = f"every {gaps.pop()} steps" if regular else _named(long)
     part.findings.append(
         of("evaluation-or-checkpoint" if regular else "unknown",
            f"{len(long)} steps of {len(kept)} take {median([t for _, t in long]) / typical:.1f} times the "
@@ -206,6 +206,14 @@ def interruptions(
            confidence=0.65 if regular else 0.4, where=where, share_of_step=round(lost, 4),
            gain_fraction=round(lost, 4), evidence=tuple(place(reading, s) for s, _ in long[:4]))
     )  # fmt: skip
+
+
+def _named(long: list[tuple[Step, float]]) -> str:
+    """The first few of some steps, by their numbers, or their lines where the log gives no numbers."""
+    numbers = [step.number for step, _ in long if step.number is not None]
+    if numbers:
+        return "steps " + ", ".join(map(str, numbers[:6]))
+    return "lines " + ", ".join(str(step.line) for step, _ in long[:6])
 
 
 def _unlogged(times: list[tuple[Step, float]]) -> int:

@@ -245,7 +245,7 @@ def _by_bar(reading: LogReading) -> list[tuple[Step, float]]:
 
 def place(reading: LogReading, step: Step, text: str = "") -> Evidence:
     """Point at the line of a step."""
-    said = text or f"step {step.number}" if step.number is not None else text or "here"
+    said = text or (f"step {step.number}" if step.number is not None else "a step without a number")
     return Evidence(file=reading.name, line=step.line, text=said, event=None)
 
 

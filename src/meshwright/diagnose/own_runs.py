@@ -26,7 +26,7 @@ def judge_run(records: Path) -> Part:
     Raises:
         SpecError: they are no records of a run.
     """
-    log = read_log(records.parent)
+    log = read_log(records)
     part = judge_log(_as_log(log, str(records)))
     start = log.last("start")
     if start is not None:

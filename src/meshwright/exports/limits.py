@@ -148,16 +148,17 @@ def require(plan: Plan, limits: Limits) -> None:
     found = problems(plan, limits)
     if not found:
         return
-    first = found[0]
+    # That a tool only fine-tunes comes first: no other layout mends it.
+    first, *others = sorted(found, key=lambda problem: problem.field != "finetune")
     remedy = f"{limits.title} {first.lacks}"
-    if len(found) > 1:
-        remedy += f" (and {len(found) - 1} more: {', '.join(p.field for p in found[1:])})"
+    if others:
+        remedy += f" (and {len(others)} more: {', '.join(other.field for other in others)})"
     closest = nearest_layout(plan, limits)
     if closest is not None:
-        remedy += (
-            f"; the nearest layout it can express is {closest.label()} (--nearest writes it); "
-            f"`meshwright plan --framework {limits.framework}` keeps to what it can"
-        )
+        remedy += f"; the nearest layout it can express is {closest.label()} (--nearest writes it)"
+    asked = plan.job.but(framework=limits.framework, loss="framework")
+    if closest is not None or unplannable(plan.model, asked, plan.cluster, limits) is None:
+        remedy += f"; `meshwright plan --framework {limits.framework}` keeps to what it can"
     field = f"layout.{first.field}" if hasattr(plan.layout, first.field) else first.field
     raise SpecError(field, first.value, remedy)
 

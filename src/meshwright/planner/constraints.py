@@ -7,8 +7,16 @@ from dataclasses import dataclass, field
 from pydantic import Field, field_validator
 
 from meshwright.specs.base import Spec
-from meshwright.specs.errors import SpecError
-from meshwright.specs.layout import AXES, ContextMethod, Layout, Offload, RecomputeModule
+from meshwright.specs.errors import SpecError, nearest
+from meshwright.specs.layout import (
+    AXES,
+    SCHEDULES,
+    ContextMethod,
+    Layout,
+    Offload,
+    Recompute,
+    RecomputeModule,
+)
 
 
 class Constraints(Spec):
@@ -24,7 +32,7 @@ class Constraints(Spec):
     zero: int | None = None
     shard: int | None = None
     micro_batch: int | None = None
-    recompute: str | None = None
+    recompute: Recompute | None = None
     recompute_modules: tuple[RecomputeModule, ...] | None = None
     offload: tuple[Offload, ...] | None = Field(
         None, description="what lives in host memory; None: whatever makes the best plan"
@@ -47,6 +55,13 @@ class Constraints(Spec):
         if not isinstance(value, str):
             return value
         return () if value.strip() == "none" else tuple(part.strip() for part in value.split(","))
+
+    @field_validator("schedule")
+    @classmethod
+    def _known_schedule(cls, name: str | None) -> str | None:
+        if name is not None and name not in SCHEDULES:
+            raise SpecError("schedule", name, nearest(name, SCHEDULES))
+        return name
 
     @field_validator("rank_order")
     @classmethod

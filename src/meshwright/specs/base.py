@@ -84,8 +84,9 @@ def spec_error(error: ValidationError, cls: type[BaseModel], where: str = "") ->
     path = path or cls.__name__.lower()
     cause = (first.get("ctx") or {}).get("error")
     if isinstance(cause, SpecError):
-        field = f"{path}.{cause.field}" if path != cls.__name__.lower() else cause.field
-        return SpecError(field, cause.value, cause.remedy)
+        return SpecError(
+            _joined(path, cause.field, cls.__name__.lower()), cause.value, cause.remedy
+        )
     if first["type"] == "extra_forbidden":
         return SpecError(
             path,
@@ -96,3 +97,10 @@ def spec_error(error: ValidationError, cls: type[BaseModel], where: str = "") ->
         return SpecError(path, None, "this field is required")
     message = first["msg"].removeprefix("Value error, ")
     return SpecError(path, first["input"], message[0].lower() + message[1:])
+
+
+def _joined(path: str, field: str, noun: str) -> str:
+    """A field's path: where pydantic was, then what the validator there names, which may be the same field."""
+    if path == noun:
+        return field
+    return path if path.split(".")[-1] == field.split(".")[-1] else f"{path}.{field}"

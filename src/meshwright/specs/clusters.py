@@ -138,7 +138,9 @@ def _from_preset(name: str, size: str) -> Cluster:
         device = presets.table("clusters")[host_name]["device"]
     else:
         every = [*presets.table("devices"), *presets.table("clusters")]
-        raise SpecError("cluster", name, f"no such device or cluster; {nearest(name, every)}")
+        meant = _counted(f"{name}:{size}" if size else name)
+        remedy = f"a count goes behind the device: {meant}" if meant else nearest(name, every)
+        raise SpecError("cluster", name, f"no such device or cluster; {remedy}")
     host = presets.table("clusters")[host_name]
     full = int(host["gpus_per_node"])
     is_device = presets.known("devices", name)
@@ -171,6 +173,22 @@ def _from_preset(name: str, size: str) -> Cluster:
         host_memory_bytes=parse_bytes(host.get("host_memory", 0)),
         source=source,
     )
+
+
+_COUNT_FIRST = re.compile(r"(\d{1,7})\s*(?:[x×*]\s*|\s)(.+)")
+_COUNT_LAST = re.compile(r"(.+?)\s*[x×*]\s*(\d{1,7})")
+
+
+def _counted(text: str) -> str | None:
+    """`64xh100`, `8 x H100` or `h100x8` as this package writes it; None for anything else."""
+    if found := _COUNT_FIRST.fullmatch(text):
+        count, name = found[1], found[2]
+    elif found := _COUNT_LAST.fullmatch(text):
+        name, count = found[1], found[2]
+    else:
+        return None
+    known = presets.known("devices", name)
+    return f"{presets.normalise(name)}:{count}" if known and int(count) else None
 
 
 MOST_ON_PCIE = 8

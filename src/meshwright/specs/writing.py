@@ -59,12 +59,14 @@ def check_writable(path: str | Path, field: str = "output") -> None:
     """Refuse a name that `write_atomically` would refuse, before the work whose result it takes.
 
     Raises:
-        SpecError: not a regular file, or its folder is not there.
+        SpecError: not a regular file, or its folder is not there or takes no new files.
     """
     try:
         target, _ = _target(path, field)
         if not target.parent.is_dir():
             raise SpecError(field, str(path), "cannot be written (its folder does not exist)")
+        if not os.access(target.parent, os.W_OK | os.X_OK):
+            raise SpecError(field, str(path), "cannot be written (its folder takes no new files)")
     except (OSError, ValueError) as error:
         if isinstance(error, SpecError):
             raise
