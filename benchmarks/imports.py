@@ -28,7 +28,7 @@ from meshwright.specs.errors import SpecError
 # Refusals for a stated reason that is true of the file, not of the reader.
 _RIGHTLY = re.compile(
     r"takes model and batch from|does not train|not modelled|meshwright plans|trains an? |trains a |no command that trains|serves|"
-    r"describes no training run|is not Python that can be read|names: import the command|configuration is not here|decoder-only|an inference run|is not valid (?:YAML|JSON|TOML|Python)|an image model|exports weights|no optimizer|no training data|by a search or an autotuner|is of no known framework, and names no|no function that returns a trainer|describes no decoder that is known|starts no training that can be followed|is a sweep|only what differs from its Hydra defaults"
+    r"describes no training run|is not Python that can be read|names: import the command|configuration is not here|decoder-only|an inference run|is not valid (?:YAML|JSON|TOML|Python)|an image model|exports weights|no optimizer|no training data|by a search or an autotuner|is of no known framework, and names no|no function that returns a trainer|describes no decoder that is known|starts no training that can be followed|is a sweep|is a record of what a run came to|is a part that others include|sets variables for a NeMo configuration|only what differs from its Hydra defaults"
 )
 
 

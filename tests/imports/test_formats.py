@@ -58,7 +58,7 @@ def test_precision_aware_states_and_offload_are_priced():
     assert price(away).estimate.peak_memory_bytes < price(plain).estimate.peak_memory_bytes
 
 
-@pytest.mark.parametrize("flag", ["--mtp-num-layers 1", "--fp8-param-gather", "--recompute-granularity selective "
+@pytest.mark.parametrize("flag", ["--mtp-use-repeated-layer", "--fp8-param-gather", "--recompute-granularity selective "
                                   "--recompute-modules gdn_norm_out", "--some-new-switch 3", "--attention-dropout 0.1"])  # fmt: skip
 def test_options_without_a_term_are_named(flag):
     back = import_text(RUN + flag, "x.sh", H8)

@@ -57,7 +57,7 @@ def complete(reading: Reading, given: Given, stamp: Stamp) -> Imported:
             "a multiple of tp · pp · cp = "
             f"{split[0]} · {split[1]} · {split[2]} devices is expected",
         )
-    if split[1] > model.layers:
+    if split[1] > model.layers and not fields.get("stage_layers"):
         raise SpecError("pp", split[1], f"at most the {model.layers} layers are expected")
     dp = world // inner
     micro = given.micro_batch or reading.micro_batch or stamp.micro_batch

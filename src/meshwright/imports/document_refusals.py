@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from meshwright.imports import cloud
-from meshwright.imports.names import PLANNED
+from meshwright.imports.names import OF_MINDSPEED_MM, PLANNED
 from meshwright.imports.options import flattened
 from meshwright.imports.own import tables as own_tables
 from meshwright.specs.errors import SpecError
@@ -106,9 +106,7 @@ def refuse_other(data: Data, text: str, name: str) -> None:
     if "num_csx" in str(data.get("runconfig")) or str(data.get("backend")) == "CSX":
         raise SpecError("file", name, "describes no training run of GPUs or TPUs: it is for Cerebras' systems, which are not modelled")  # fmt: skip
     if re.search(r"^[^\S\n]*- mindspeed_mm/", text, re.MULTILINE):
-        raise SpecError(
-            "file", name, f"trains a model of pictures or sound (MindSpeed-MM): {PLANNED}"
-        )
+        raise SpecError("file", name, OF_MINDSPEED_MM)
     if {"deploymentSpec", "pipelineInfo"} <= set(data):
         raise SpecError("file", name, "describes no training run of its own: it is a compiled Kubeflow pipeline; import the program of the step that trains")  # fmt: skip
     if "includes" in data and "modules" not in data:

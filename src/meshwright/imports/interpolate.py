@@ -84,6 +84,8 @@ def _looked_up(
         return _decided(name, default)
     if name == "oc.select":
         name, colon, default = default.partition(",")
+    elif "," in default and re.fullmatch(r"[a-z][a-z0-9_]*", name) and name not in root:
+        return mark(f"{name}:{default}"[:60])  # a resolver that the program brings
     bare = name.strip().lstrip(".")
     dots = len(name.strip()) - len(bare)
     if dots and at:  # one dot is the table that the reference stands in, each more the one around

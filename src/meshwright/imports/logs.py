@@ -26,7 +26,7 @@ def read(text: str, given: Given) -> Reading | None:
             if hybrid or not k.startswith(("mamba-", "linear-", "hybrid-", "dsa-"))
         }
         options = Options(chosen, "--")
-        options.read |= set(chosen) - {"mtp-num-layers"}
+        options.read |= set(chosen)
         reading = megatron.read(options, given, "Megatron-LM log")
         reading.devices = world
         return reading

@@ -13,6 +13,8 @@ from meshwright.specs.quantities import parse_count
 
 PLANNED = "meshwright plans decoder-only transformers"
 """What a refusal of another kind of model ends with."""
+ONLY_CALLED = "describes no training run: it holds functions and classes that a program calls; import that program, or the script that starts it"
+OF_MINDSPEED_MM = f"trains a model of pictures or sound (MindSpeed-MM): {PLANNED}"
 
 _NOISE = re.compile(
     r"[-_.]?(instruct|chat|hf|base|sft|dpo|rlhf|it|pt|bnb|4bit|8bit|awq|gptq|fp8|nvfp4|mxfp4|bf16|unsloth|"
@@ -101,8 +103,11 @@ def _distilled(family: str, size: str) -> Model | None:
     return load_model("llama3.3-70b" if size == "70b" else "llama3.1-8b")
 
 
-def refuse_other(name: str) -> None:
+def refuse_other(name: str, *, described: bool = False) -> None:
     """Refuse a model whose name says that it is no decoder of text alone.
+
+    Args:
+        described: the file says each of its layers, so that a state-space model need not be known by its name.
 
     Raises:
         SpecError: it is an encoder, an encoder-decoder, a vision-language or diffusion model, or one with state-space
@@ -128,7 +133,7 @@ def refuse_other(name: str) -> None:
         raise SpecError("model", short, f"trains {kind}: {PLANNED}; --model with its config.json plans it with its encoder, --model with the language model in it plans that part")  # fmt: skip
     if kind:
         raise SpecError("model", short, f"trains {kind}: {PLANNED}")
-    if _RECURRENT.search(short) and model_named(short) is None:
+    if not described and _RECURRENT.search(short) and model_named(short) is None:
         raise SpecError(
             "--model",
             None,

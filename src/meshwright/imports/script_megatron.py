@@ -13,7 +13,7 @@ from meshwright.imports.formats import megatron, megatron_yaml, slime_options
 from meshwright.imports.formats.megatron_switches import name_groups
 from meshwright.imports.interpolate import LIMITS
 from meshwright.imports.launch import Launch
-from meshwright.imports.names import PLANNED, model_named, refuse_other
+from meshwright.imports.names import OF_MINDSPEED_MM, PLANNED, model_named, refuse_other
 from meshwright.imports.options import Missing, Options, flags_of, flattened
 from meshwright.imports.reading import Given, Reading, Remark
 from meshwright.imports.script_files import json_named
@@ -55,6 +55,8 @@ def read_megatron(script: Script, launch: Launch, given: Given, folder: Path | N
     flags = _own_llama(launch.program, folder) | flags
     if any(name in flags for name in _EPFL):
         flags = _of_epfl(flags)
+    if "mm-model" in flags and given.model is None:
+        raise SpecError("--mm-model", flags["mm-model"], OF_MINDSPEED_MM)
     options = Options(flags, "--")
     _ask_for_shape(script, launch, flags, given)
     if "hetero-micro-batch-sizes" in flags:

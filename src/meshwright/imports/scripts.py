@@ -40,6 +40,8 @@ def read(
     Raises:
         SpecError: no command trains, or what it runs cannot be read.
     """
+    if mlperf.is_run(name) and given.model is None:
+        mlperf.refuse_other(name, folder)
     script, launch = followed(text, name, given, folder)
     if launch is not None and not given.guess:
         ask_for_included(script, launch)

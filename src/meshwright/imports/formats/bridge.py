@@ -183,7 +183,7 @@ def read_recipe(module: Module, name: str, given: Given) -> Reading:
     if chosen not in known:
         raise SpecError("--config", chosen, nearest(chosen, known))
     if given.model is None:
-        refuse_other(chosen)
+        refuse_other(chosen, described=True)  # its fields may say what a state-space model is of
     first = known[chosen].args.args[:1]
     if (
         first
@@ -209,12 +209,14 @@ def _read_made(made: Made, chosen: str, module: Module, given: Given) -> Reading
     if not named and "num-layers" not in flags:
         named = _TASK.sub("", chosen).replace("_", "-")
     if given.model is None:
-        refuse_other(named)
+        described = "hybrid-layer-pattern" in flags or model_named(named) is not None
+        for one in (named, chosen):
+            refuse_other(one, described=described)
         provider = made.fields.get("model")
         source = (
             module.imports.get(provider.name, ("", ""))[0] if isinstance(provider, Made) else ""
         )
-        refuse_other(source.rpartition(".models.")[2].partition(".")[0])
+        refuse_other(source.rpartition(".models.")[2].partition(".")[0], described=described)
     model = given.model or (model_named(named) if named else None)
     reading = megatron(
         flags,
@@ -232,7 +234,7 @@ def _read_made(made: Made, chosen: str, module: Module, given: Given) -> Reading
 
 def _returns(node: ast.FunctionDef) -> bool:
     """Whether a function returns a configuration: anything but a model alone, by what it declares."""
-    if node.returns is not None and re.search(r"Provider", ast.unparse(node.returns)):
+    if node.returns is not None and re.search(r"Provider|Dataset|PEFT", ast.unparse(node.returns)):
         return False
     found = [one.value for one in ast.walk(node) if isinstance(one, ast.Return) and one.value]
     parts = (re.match(r"(?!ConfigContainer)[A-Z]\w*Config\(", ast.unparse(one)) for one in found)
@@ -260,7 +262,9 @@ def _fields(made: Made) -> tuple[dict[str, Any], str]:
                 if isinstance(value, Unknown) and value.text.startswith("torch."):
                     words.append(f"{table}.{key}={value.text.removeprefix('torch.')}")
                 continue
-            if isinstance(value, list) and value and all(isinstance(one, list) for one in value):
+            if isinstance(value, list) and value and not isinstance(value[0], (str, int, float)):
+                if not all(isinstance(one, list) for one in value):
+                    continue  # stages that a loop puts together
                 value = layout_letters(value)
                 if "t" not in value:
                     continue  # made from a number of layers that the file does not state

@@ -126,6 +126,12 @@ def stage_in_name(named: str) -> int | None:
     return None if found is None else int(found[1])
 
 
+def shards_itself(reading: Reading, option: str) -> int:
+    """The stage that DeepSpeed's pipeline engine comes to in bf16 without ZeRO, by the optimizer that it takes then (runtime/bf16_optimizer.py)."""
+    reading.note("none, but DeepSpeed's optimizer for bf16 in pipelines shards its states over the copies; ZeRO-1 is priced", option)  # fmt: skip
+    return 1
+
+
 _STAGES = ("stage", "zero_stage")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from meshwright.exports.canonical import DEFAULT_ORDER, TP_PP_DP_ORDER
 from meshwright.exports.megatron import SHARDING, read_layout_string
 from meshwright.imports.formats import mindspeed
+from meshwright.imports.formats.deepspeed import shards_itself
 from meshwright.imports.formats.megatron_bubbles import padded_stages, without_bubbles
 from meshwright.imports.formats.megatron_job import (
     add_budget,
@@ -17,7 +18,7 @@ from meshwright.imports.formats.megatron_job import (
     optimizer_of,
     precision_recipe,
 )
-from meshwright.imports.formats.megatron_mixers import OF_MIXERS, by_spec, stage_blocks
+from meshwright.imports.formats.megatron_mixers import OF_MIXERS, by_spec, further, stage_blocks
 from meshwright.imports.formats.megatron_offload import offloaded
 from meshwright.imports.formats.megatron_shape import read_shape, skip_shape
 from meshwright.imports.formats.megatron_switches import (
@@ -69,6 +70,7 @@ def read(
     more += mindspeed.translate(options)
     known = given.model or mindspeed.known_shape(options, reading) or by_spec(options, reading)
     reading.model = known or read_shape(options, reading, dialect=dialect)
+    reading.model = further(options, reading, reading.model)
     if known is not None:
         skip_shape(options, reading, known)
         if known.mixer is not None or known.indexer is not None:
@@ -189,6 +191,10 @@ def split_stages(options: Options, model: Model, pp: int) -> tuple[int, tuple[in
     if padded is not None:
         return padded
     ends = [options.flag(f"account-for-{end}-in-pipeline-split") for end in ("embedding", "loss")]
+    if "embedding" in options.text(
+        "pp-partition-method"
+    ):  # BLOOM's: both of the tied one's layers count
+        ends = [True, True]
     first = options.whole("decoder-first-pipeline-num-layers", "num-layers-in-first-pipeline-stage")
     last = options.whole("decoder-last-pipeline-num-layers", "num-layers-in-last-pipeline-stage")
     if text:
@@ -251,9 +257,10 @@ def _sharding(
             _offloads(table, reading)
         if options.flag("cpu-optimizer"):
             reading.offload.add("optimizer")
-        options.raw(
-            "remote-device", "no-pipeline-parallel", "deepspeed", "deepspeed-config", "zero-stage"
-        )
+        options.raw("remote-device", "deepspeed", "deepspeed-config", "zero-stage")
+        alone = options.flag("no-pipeline-parallel")
+        if zero == 0 and options.flag("bf16") and not alone and options.has("deepspeed"):
+            zero = shards_itself(reading, "--zero-stage")
         options.flag("use-torch-adam", "cpu-torch-adam")
         if zero > 3:
             raise SpecError("--zero-stage", zero, "a stage from 0 to 3 is expected")

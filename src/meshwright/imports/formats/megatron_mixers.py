@@ -31,6 +31,20 @@ def pattern(options: Options) -> str:
     return main if set(main) <= {*_BLOCKS} and not {"M", "G"} <= {*main} else ""
 
 
+def further(options: Options, reading: Reading, model: Model) -> Model:
+    """The model with the layers that predict further tokens: as many as are asked for, or as a hybrid's pattern holds.
+
+    Raises:
+        SpecError: more of them than a model can have.
+    """
+    behind = options.text("hybrid-layer-pattern").strip("\"' ").split("/")[1:]
+    depths = options.whole("mtp-num-layers", default=len([one for one in behind if one]))
+    stages = options.text("pipeline-model-parallel-layout").rsplit("|", 1)
+    if depths and "m" in stages[0] and len(stages) > 1:
+        reading.note("the layers that predict further tokens stand before the head's stage; they are priced in it", "--pipeline-model-parallel-layout")  # fmt: skip
+    return model if depths == model.predict_layers else model.but(predict_layers=depths)
+
+
 def count_blocks(options: Options) -> None:
     """A pattern says how many blocks and stages there are, whatever stands beside it."""
     blocks = pattern(options)

@@ -163,11 +163,13 @@ def _graphs(options: Options, reading: Reading) -> str:
         return "none"
     if kind == "full_iteration" or modules & {"full_iteration", "full_iter"}:
         return "all"
-    if not modules or modules & {"full", "attn"}:
+    # Experts that run again are in no graph: Megatron-LM captures what stands beside them.
+    beside = "moe" in reading.layout.get("recompute_modules", ())
+    sharded = reading.layout.get("zero", 0) >= 2
+    if (not modules or modules & {"full", "attn"}) and not beside and not sharded:
         return "layers"
-    reading.unmodelled(
-        "--cuda-graph-modules", f"graphs of {', '.join(sorted(modules))} alone have no price"
-    )
+    what = "beside sharded weights" if sharded else f"of {', '.join(sorted(modules))} alone" if modules else "beside recomputed experts"  # fmt: skip
+    reading.unmodelled("--cuda-graph-modules", f"graphs {what} have no price")
     return "none"
 
 

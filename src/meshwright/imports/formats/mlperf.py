@@ -38,11 +38,16 @@ def is_config(script: Script, name: str) -> bool:
     return bool(re.search(r"(?:^|/)config_[^/]*\.sh$", name)) and bool(script.value("DGXNNODES"))
 
 
-def read(script: Script, name: str, given: Given, folder: Path | None) -> Reading:
-    """Return what a submission's variables make of the YAML beside them.
+def is_run(name: str) -> bool:
+    """Whether a script is the one that such a submission starts and times."""
+    return re.search(r"(?:^|/)run_and_time[^/]*\.sh$", name) is not None
+
+
+def refuse_other(name: str, folder: Path | None) -> None:
+    """Refuse a benchmark that trains no decoder of text, by the folders that its file lies in.
 
     Raises:
-        SpecError: the YAML or the model is not known, or a value cannot be.
+        SpecError: it is one.
     """
     places = (
         [part.lower() for part in (folder.resolve() / name).parts] if folder is not None else []
@@ -50,6 +55,15 @@ def read(script: Script, name: str, given: Given, folder: Path | None) -> Readin
     other = next((what for word, what in _OTHERS if any(word.search(part) for part in places)), "")
     if other:
         raise SpecError("file", name[-60:], f"trains {other}: {PLANNED}")
+
+
+def read(script: Script, name: str, given: Given, folder: Path | None) -> Reading:
+    """Return what a submission's variables make of the YAML beside them.
+
+    Raises:
+        SpecError: the YAML or the model is not known, or a value cannot be.
+    """
+    refuse_other(name, folder)
     path = _yaml(folder)
     if path is None:
         raise SpecError("file", name, "sets variables for a NeMo configuration (conf/*.yaml) that is not here: import it within its submission's folder")  # fmt: skip
@@ -79,9 +93,18 @@ def read(script: Script, name: str, given: Given, folder: Path | None) -> Readin
 
 
 def _yaml(folder: Path | None) -> Path | None:
-    """The configuration that reads the variables: the one in `conf` that asks the environment for most."""
-    for place in (folder, folder / "src", folder.parent) if folder is not None else ():
-        found = sorted((place / "conf").glob("*.yaml"))
+    """The configuration that reads the variables: the one in `conf` that asks the environment for most.
+
+    A submitter's folder of a further system may hold variables alone, beside the one that holds the code.
+    """
+    if folder is None:
+        return None
+    near = [(place / "conf").glob("*.yaml") for place in (folder, folder / "src", folder.parent)]
+    siblings = folder.resolve().parent
+    if siblings.name == "implementations":
+        near.append(siblings.glob("*/conf/*.yaml"))
+    for each in near:
+        found = sorted(each)
         asked = {path: read_text(path, "conf").count("${oc.env:") for path in found[:20]}
         if asked and max(asked.values()) > 3:
             return max(asked, key=lambda path: asked[path])

@@ -84,6 +84,8 @@ def _flags(data: dict[str, Any], model: dict[str, Any]) -> dict[str, Any]:
         flags["swiglu"] = True
     if model.get("bias") is False:
         flags["disable-bias-linear"] = True
+    if model.get("num_query_groups"):
+        flags["group-query-attention"] = True
     if model.get("share_embeddings_and_output_weights") is False:
         flags["untie-embeddings-and-output-weights"] = True
     if "rms" in str(model.get("normalization", "")):
@@ -169,6 +171,10 @@ def read_words(words: list[str], given: Given) -> Reading:
     return reading
 
 
+_WITHOUT_ATTENTION = re.compile(r"hyena|mamba|griffin")
+"""NeMo's models that mix tokens by other means, by the name of a run, of a specification or of a model's table."""
+
+
 def read(data: dict[str, Any], given: Given, overrides: list[str]) -> Reading:
     """Return what a NeMo YAML runs.
 
@@ -180,16 +186,9 @@ def read(data: dict[str, Any], given: Given, overrides: list[str]) -> Reading:
     sets = model.get("data") if isinstance(model.get("data"), dict) else {}
     if "test_ds" in sets and "train_ds" not in sets:
         raise SpecError("model.data", None, "holds a test set alone: it evaluates, and does not train")  # fmt: skip
-    if (
-        isinstance(model.get("hyena"), dict)
-        or "mamba" in str(model.get("spec_name", ""))
-        or "hyena" in model
-    ):
-        raise SpecError(
-            "model",
-            "hyena or mamba",
-            "not modelled: meshwright plans softmax-attention transformers",
-        )
+    mixes = _WITHOUT_ATTENTION.search(" ".join(map(str, (data.get("name"), model.get("spec_name"), *model))))  # fmt: skip
+    if mixes is not None:
+        raise SpecError("model", mixes.group(), "not modelled: meshwright plans softmax-attention transformers")  # fmt: skip
     _refuse_other(model, data)
     flags = _flags(data, model)
     trainer = data.get("trainer") if isinstance(data.get("trainer"), dict) else {}
@@ -209,7 +208,13 @@ def read(data: dict[str, Any], given: Given, overrides: list[str]) -> Reading:
         "gc-interval-valid",
         "ub-tp-comm-overlap",
     }
+    launched = data.get("run") if given.model is None and "num_layers" not in model else None
+    named = str(launched.get("model_train_name", "")) if isinstance(launched, dict) else ""
+    if (known := model_named(named)) is not None:
+        given = replace(given, model=known)
     reading = megatron.read(options, given, "NeMo YAML", recipe=True)
+    if known is not None:
+        reading.guess("run.model_train_name", f"what describes the model is in its checkpoint; {known.name}, by this name, is taken")  # fmt: skip
     reading.options = dict(EDITS)
     devices, hosts = (trainer or {}).get("devices"), (trainer or {}).get("num_nodes")
     reading.per_host = devices if isinstance(devices, int) and devices > 0 else 0

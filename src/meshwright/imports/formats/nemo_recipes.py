@@ -20,7 +20,7 @@ from meshwright.imports.formats.bridge_overrides import other_kinds, override, r
 from meshwright.imports.formats.bridge_precision import precision_words
 from meshwright.imports.formats.megatron_shape import GPT2_VOCABULARY
 from meshwright.imports.formats.nemo import EDITS
-from meshwright.imports.names import PLANNED, guess_model, model_named
+from meshwright.imports.names import ONLY_CALLED, PLANNED, guess_model, model_named
 from meshwright.imports.options import counted
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.tuning import adapters
@@ -40,6 +40,10 @@ _OTHER = re.compile(
 )  # fmt: skip
 
 
+_COLLECTIONS = re.compile(
+    r"nemo\.collections\.(?:diffusion|vlm|multimodal|avlm|speechlm2?|asr|tts|audio)\b"
+)
+"""NeMo's collections of models of pictures and sound."""
 _CALLED = re.compile(r"\b(?:pretrain|finetune)_recipe\b")
 
 
@@ -55,7 +59,7 @@ def read_recipe(module: Module, name: str, given: Given) -> Reading:
     Raises:
         SpecError: no recipe with that name, or it cannot be followed.
     """
-    chosen, others, made = _chosen(module, given)
+    chosen, others, made = _chosen(module, name, given)
     parts = _Parts(made, module)
     reading = _read(parts, module, chosen, given)
     if others and not given.config:
@@ -78,7 +82,7 @@ def read_recipe(module: Module, name: str, given: Given) -> Reading:
     return reading
 
 
-def _chosen(module: Module, given: Given) -> tuple[str, list[str], Any]:
+def _chosen(module: Module, name: str, given: Given) -> tuple[str, list[str], Any]:
     """The recipe that counts: its name, the others of the file, and what it makes."""
     assert module.run is not None
     known = {
@@ -104,6 +108,8 @@ def _chosen(module: Module, given: Given) -> tuple[str, list[str], Any]:
     for one in reversed(module.run.made):
         if _is_recipe(one):
             return one.name.rsplit(".", 1)[-1], [], one
+    if known and not recipes and not given.config:
+        raise SpecError("file", name, ONLY_CALLED)
     raise SpecError(
         "--config", first or None,
         "what this recipe returns cannot be followed" if first else "no recipe was found in this file",
@@ -311,8 +317,9 @@ def _spelled(parts: _Parts, module: Module) -> str:
     names = [spelled, *(_dashed(one) for one in (parts.library, _constant_name(module)) if one)]
     known = [one for one in names if one and model_named(one) is not None]
     other = _OTHER.search(f"{name} {parts.recipe.name} {parts.library} {_constant_name(module)}")
+    other = other or next(filter(None, (_COLLECTIONS.match(one) for one, _name in module.imports.values())), None)  # fmt: skip
     if other and not known:
-        raise SpecError("file", name or parts.library or "recipe", f"a state-space, encoder or vision model: {PLANNED}")  # fmt: skip
+        raise SpecError("file", name or parts.library or "recipe", f"a state-space, encoder, vision or diffusion model: {PLANNED}")  # fmt: skip
     sized = [one for one in names if one and guess_model(one) is not None]
     return next(iter([*known, *sized, *filter(None, names)]), "the model of another file")
 

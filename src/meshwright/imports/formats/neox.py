@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.imports.beside import beside
+from meshwright.imports.formats.deepspeed import shards_itself
 from meshwright.imports.interpolate import read_table
 from meshwright.imports.names import PLANNED, model_named
 from meshwright.imports.options import Options, flattened
@@ -110,6 +111,9 @@ def read(data: dict[str, Any], given: Given) -> Reading:
         options.read |= {"partition_activations", "synchronize_each_layer"}
     elif options.flag("partition_activations") and reading.layout["tp"] > 1:
         reading.unmodelled("partition_activations", "saved layer inputs are split over tensor-parallel ranks; the estimate keeps them whole")  # fmt: skip
+    narrow = options.flag("bf16.enabled") or options.word("precision") == "bfloat16"
+    if narrow and not reading.layout["zero"] and options.whole("pipe_parallel_size") > 0:
+        reading.layout["zero"] = shards_itself(reading, "zero_optimization.stage")
     interval = options.whole("checkpoint_num_layers", default=1)
     if interval > 1 and reading.layout["recompute"] == "full":
         reading.unmodelled("checkpoint_num_layers", f"{interval} layers are recomputed from one saved input; the "

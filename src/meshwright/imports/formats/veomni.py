@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from meshwright.imports.names import PLANNED, refuse_other
@@ -93,12 +94,16 @@ def read(data: dict[str, Any], given: Given) -> Reading:
     reading = Reading("VeOmni YAML", options=dict(EDITS))
     if any(name.startswith("model.condition_") for name in options.values):
         raise SpecError("model.condition_model_path", None, f"trains a diffusion model: {PLANNED}")  # fmt: skip
+    parts = [name for name in options.values if re.match(r"model\.(?:en|de)coders\b", name)]
+    if parts and given.model is None:
+        raise SpecError(parts[0], None, f"trains a model of pictures and text: {PLANNED}")
     reading.model = given.model
     reading.model_name = options.loose(
         "model.model_path", "model.config_path", "model.tokenizer_path"
     )
     if reading.model is None:
         refuse_other(reading.model_name)
+        refuse_other(options.loose("model.teacher_model_path"))
     reading.seq_len = options.whole("data.max_seq_len", default=2048)
     reading.micro_batch = options.whole("train.micro_batch_size", default=1)
     reading.global_batch = options.whole("train.global_batch_size")

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from meshwright.imports.names import PLANNED
+from meshwright.imports.names import ONLY_CALLED, PLANNED
 from meshwright.imports.own import option_names
 from meshwright.specs.errors import SpecError
 
@@ -120,6 +120,6 @@ def unfollowed(text: str, name: str) -> SpecError:
         return SpecError("file", name, f"is a configuration of OpenMMLab's, whose models are of pictures ({parts[0]}): {PLANNED}")  # fmt: skip
     declares = re.search(r"^(?:async )?(?:def|class) ", text, re.M) and not name.endswith(".ipynb")
     if declares and re.search(r"^if __name__|^main\(", text, re.M) is None:
-        return SpecError("file", name, "describes no training run: it holds functions and classes that a program calls; import that program, or the script that starts it")  # fmt: skip
+        return SpecError("file", name, ONLY_CALLED)
     return SpecError("file", name, "describes no training run that can be followed: it starts nothing that trains by a recipe, a trainer's settings or a loop; "
                      "a recipe, or the script or YAML with a training program's arguments, is expected")  # fmt: skip
