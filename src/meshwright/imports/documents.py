@@ -329,12 +329,7 @@ FRAMEWORKS = (
     *_alone(_as_told, neuron),
     *_beside(_as_told, nemo_rl),
     _known_by(nemo.is_config, lambda d: nemo.read(d.data, d.given, d.overrides)),
-    Format(
-        lambda d: (
-            "actor_rollout_ref" in d.data or "@actor_rollout_ref" in str(d.data.get("defaults", ""))
-        ),
-        _of_verl,
-    ),
+    Format(lambda d: hydra.is_config(d.data), _of_verl),
     *_beside(_as_told, torchforge, prime_rl),
     _known_by(
         torchtitan.is_config, lambda d: torchtitan.read_toml(d.data, d.given, d.overrides, d.folder)

@@ -78,7 +78,25 @@ def configuration(
         path = beside(folder, value) if value else None
         if path is not None:
             return variable, path
-    return None
+    usual = _usual(launch.program, folder) if not any(one in _NAMED for one, _ in places) else None
+    return None if usual is None else ("--config", usual)
+
+
+_FALLS_TO = re.compile(
+    r"if (?:not args\.config|args\.config is None):\s+args\.config = os\.path\.join\(\s*"
+    r"os\.path\.dirname\((?:os\.path\.abspath\()?__file__\)+,\s*((?:[\"'][\w.-]+[\"'],?\s*){1,5})\)"
+)
+"""A program that takes a file beside it where the command names none."""
+
+
+def _usual(program: str, folder: Path | None) -> Path | None:
+    """The configuration that a program at hand takes where none is named; None where it takes none."""
+    path = program_beside(folder, program)
+    found = _FALLS_TO.search(read_text(path, "file")) if path is not None else None
+    if path is None or found is None:
+        return None
+    usual = path.parent.joinpath(*re.findall(r"[\w.-]+", found[1]))
+    return usual if usual.is_file() else None
 
 
 def started_in(script: Script, program: str, folder: Path | None) -> Path | None:

@@ -22,13 +22,16 @@ _SEEN = re.compile(r"(?i)clevr_count|geometry3k|virl39k|longvideo|multimodal")
 """Data sets with pictures that AReaL knows by name (areal/dataset/)."""
 
 
+_ENGINES = re.compile(r"(?:fsdp|megatron|archon):")
+
+
 def is_config(data: dict[str, Any]) -> bool:
     """Whether a table is AReaL's."""
     actor = data.get("actor", data.get("model"))
     return (
         isinstance(actor, dict)
         and ("backend" in actor or "allocation_mode" in data)
-        and "mb_spec" in actor
+        and ("mb_spec" in actor or _ENGINES.match(str(actor.get("backend"))) is not None)
     )
 
 
@@ -104,7 +107,8 @@ def _batches(options: Options, reading: Reading, at: str) -> None:
         options.whole("gconfig.max_tokens") or options.whole("train_dataset.max_length") + answer
     )
     reading.seq_len = longest
-    reading.guess("--seq", f"sequences have at most {longest} tokens; that is taken for all")
+    if longest:
+        reading.guess("--seq", f"sequences have at most {longest} tokens; that is taken for all")
     tokens = options.whole(f"{at}mb_spec.max_tokens_per_mb")
     if tokens and longest:
         reading.micro_batch = max(1, tokens // longest)

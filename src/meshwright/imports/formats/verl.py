@@ -40,6 +40,16 @@ def starts_verl(program: str, words: list[str], folder: Path | None) -> bool:
     return path is not None and "actor_rollout_ref" in with_defaults(path)
 
 
+def is_config(data: dict[str, Any]) -> bool:
+    """Whether a table is verl's, of a policy or of a supervised run."""
+    defaults = str(data.get("defaults", ""))
+    if "actor_rollout_ref" in data or "@actor_rollout_ref" in defaults:
+        return True
+    model, samples = data.get("model"), data.get("data")
+    supervised = "engine@engine" in defaults or (isinstance(model, dict) and "partial_pretrain" in model)  # fmt: skip
+    return supervised and isinstance(samples, dict) and "train_files" in samples
+
+
 def read_verl(program: str, words: list[str], given: Given, folder: Path | None) -> Reading:
     """Return the training half of a verl command.
 
@@ -134,12 +144,18 @@ def read_verl_data(
     )  # EasyR1's own file says it always
     if keyed or _PICTURES.search(options.loose("data.train_files")):
         reading.unmodelled("data.image_key", "samples hold pictures; a part of the model that sees, and its tokens, are not priced")  # fmt: skip
-    beside = ("data.", "checkpoint.", "trainer.", "custom_", "ray_", "global_")
+    beside = ["data.", "checkpoint.", "trainer.", "custom_", "ray_", "global_"]
+    # Tables of what is off say nothing.
+    beside += [
+        f"{one}mtp."
+        for one in ("model.", "actor_rollout_ref.model.")
+        if str(options.values.get(f"{one}mtp.enable", False)).lower() == "false"
+    ]
     options.read |= {
         n
         for n in options.values
         if n.endswith(("_group_", "_target_"))
-        or n.startswith(beside)
+        or n.startswith(tuple(beside))
         or (said is not None and n not in said)
     }
     options.finish(reading, *tables, strict=given.strict)
@@ -205,10 +221,11 @@ def _verl_sft(options: Options, reading: Reading, program: str) -> None:
         reading.layout["zero"] = 2
     if engine == "fsdp":
         reading.shard = max(0, int(options.number("engine.fsdp_size", default=-1)))
-    if "bf" in options.word("engine.model_dtype", default="fp32"):
+    if "bf" in options.word("engine.model_dtype", "model.fsdp_config.model_dtype", default="fp32"):
         reading.job["precision"] = RECIPES["pure-bf16"].model_dump()
         weights_alone(reading.job, sharded=True)
     engines.model_switches(options, reading, "model.")
+    options.read |= {"model.strategy", "model.fsdp_config.wrap_policy.min_num_params"}
     reading.count_steps(options, "trainer.total_training_steps")
     by_tokens = re.search(r"(?:^|[./])sft_trainer(?:_ray)?(?:\.py)?$", program) is not None
     if options.flag("data.use_dynamic_bsz", default=by_tokens):  # on by itself in today's trainer
@@ -229,7 +246,7 @@ def _verl_sft(options: Options, reading: Reading, program: str) -> None:
 def _sft_sharding(options: Options, reading: Reading, again: bool) -> int:
     """FSDP's layout of an SFT run; returns the ranks that share a sequence."""
     names = ("ulysses_sequence_parallel_size", "engine.ulysses_sequence_parallel_size")
-    sp = options.whole(*names, default=1) or 1
+    sp = engines.sharing(options, *names)
     reading.layout = {"zero": 3, "cp": sp, "recompute": "full" if again else "none"}
     if sp > 1:
         reading.layout["cp_method"] = "ulysses"
@@ -317,8 +334,8 @@ def _verl_batch(options: Options, reading: Reading, engine: str, program: str) -
     whole = options.whole(f"{_ACTOR}ppo_micro_batch_size")
     tokens = options.whole(f"{_ACTOR}ppo_max_token_len_per_gpu", default=16384)
     dynamic = options.flag(f"{_ACTOR}use_dynamic_bsz")
-    shared = options.whole(*(f"{_ACTOR}{name}" for name in _SHARED[engine]), default=1)
-    replicas = reading.hosts * reading.per_host // max(1, shared)
+    shared = engines.sharing(options, *(f"{_ACTOR}{name}" for name in _SHARED[engine]))
+    replicas = reading.hosts * reading.per_host // shared
     share = reading.global_batch // replicas if replicas and engine in ("fsdp", "veomni") else 0
     if whole and not micro:
         micro = max(1, whole // max(1, reading.hosts * reading.per_host))

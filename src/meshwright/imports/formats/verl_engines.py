@@ -125,6 +125,11 @@ def _again(
     return {"recompute": "full" if switch else "none"}
 
 
+def sharing(options: Options, *names: str) -> int:
+    """Ranks that share a sequence: the older name, `actor.ulysses_sequence_parallel_size`, counts only where it says more than one."""
+    return next((many for name in names if (many := options.whole(name, default=1)) > 1), 1)
+
+
 def fsdp_layout(options: Options, reading: Reading, actor: str) -> None:
     """Sharding, recomputation and offload of verl's FSDP engine.
 
@@ -132,7 +137,7 @@ def fsdp_layout(options: Options, reading: Reading, actor: str) -> None:
         SpecError: a value that cannot be.
     """
     where = f"{actor}fsdp_config."
-    sp = options.whole(f"{actor}ulysses_sequence_parallel_size", f"{where}ulysses_sequence_parallel_size", default=1) or 1  # fmt: skip
+    sp = sharing(options, f"{actor}ulysses_sequence_parallel_size", f"{where}ulysses_sequence_parallel_size")  # fmt: skip
     whole = options.word(f"{where}reshard_after_forward", default="true") != "false"
     reading.layout = {"zero": 3 if whole else 2, "cp": sp, "recompute": _switched(options, reading)}
     reading.shard = max(int(options.number(f"{where}fsdp_size", default=-1)), 0)

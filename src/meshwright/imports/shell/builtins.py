@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise, takewhile
 
 from meshwright.imports.beside import beside
@@ -38,14 +39,15 @@ def include(script: Script, words: list[str]) -> bool | None:
     if len(script.included) > MAX_INCLUDED:
         raise SpecError("source", shown(words[0]), "too many included files")
     script.included.append(path)
-    before, name = script.scope.positional, script.scope.name
+    before = script.scope.positional
     if len(words) > 1:
         script.scope.positional = words[1:]
-    script.scope.name = str(path)
+    script.scope.sourced.append(str(path))
     try:
         script.run_text(read_text(path, "source"))
     finally:
-        script.scope.positional, script.scope.name = before, name
+        script.scope.positional = before
+        script.scope.sourced.pop()
     return True
 
 
@@ -178,6 +180,20 @@ def _exit(script: Script, _words: list[str]) -> bool | None:
     return None
 
 
+@contextmanager
+def _another(script: Script, name: str, arguments: Iterable[str] = ()) -> Iterator[None]:
+    """Within a script that this one starts: what it sets, and that it ends, stays there."""
+    scope = script.scope
+    kept, named, positional = dict(scope.variables), scope.name, scope.positional
+    sourced, exits = scope.sourced, script.exits
+    scope.name, scope.positional, scope.sourced = name, list(arguments), []
+    try:
+        yield
+    finally:
+        scope.variables, scope.name, scope.positional = kept, named, positional
+        scope.sourced, script.exits = sourced, exits
+
+
 def _in_shell(script: Script, words: list[str]) -> bool | None:
     """`bash -c "…"`, and `bash train.sh a b` where that script is at hand."""
     leads = words[0].startswith("-") if words else False  # not what a script's arguments say
@@ -187,12 +203,8 @@ def _in_shell(script: Script, words: list[str]) -> bool | None:
     if at < len(words) and script.files.get(unmarked(words[at])) and starts_script(script, ["bash", *words[at:]], {}):  # fmt: skip
         return None  # a script that this one has written
     if at < len(words) and beside(script.folder, words[at]) is not None:
-        variables, positional = dict(script.scope.variables), script.scope.positional
-        exits, script.scope.positional = script.exits, []
-        found = include(script, words[at:])
-        script.scope.variables, script.scope.positional = variables, positional
-        script.exits = exits
-        return found
+        with _another(script, words[at]):
+            return include(script, words[at:])
     script.commands.append(Command(["bash", *words]))
     return None
 
@@ -289,21 +301,19 @@ def starts_script(script: Script, words: list[str], environment: dict[str, str])
         if text is None or bare.endswith(posixpath.basename(scope.name)) or text in script.running:
             continue  # not here, or it starts itself again (as a job that goes on)
         before = len(script.commands)
-        kept, positional, exits = dict(scope.variables), scope.positional, script.exits
-        scope.variables |= environment
         if posixpath.basename(words[0]) == "sbatch":
             # The job's own requests, what the command says over them, and what it hands on.
             script.sbatch |= batch_options(text) | batch_options(
                 f"#SBATCH {' '.join(words[1:index])}"
             )
-            scope.variables |= exported(words[1:index])
-        scope.positional = words[index + 1 :]
+            environment = environment | exported(words[1:index])
         script.running.append(text)
         try:
-            script.run_text(text)
+            with _another(script, bare if path is None else str(path), words[index + 1 :]):
+                scope.variables |= environment
+                script.run_text(text)
         finally:
             script.running.pop()
-            scope.variables, scope.positional, script.exits = kept, positional, exits
         ahead = words[: index - 1] if words[index - 1] in ("bash", "sh") else words[:index]
         for command in script.commands[before:]:
             command.words = [*ahead, *command.words]

@@ -88,7 +88,7 @@ def read_script(
     Raises:
         SpecError: the script is too long or too deep to be followed.
     """
-    text = _PLACE.sub(r"'<\1>'", text)
+    written, text = text, _PLACE.sub(r"'<\1>'", text)
     scope = Scope(variables=dict(given or {}), positional=list(arguments or []), name=name)
     script = Script(
         scope,
@@ -99,6 +99,7 @@ def read_script(
         assuming=assume,
         fresh=fresh,
     )
+    script.running.append(written)
     script.sbatch |= batch_options(text)
     scope.run = lambda command: _captured(script, command)
     scope.counts = lambda found: counts(script, found)

@@ -34,9 +34,10 @@ def simple_output(words: list[str], scope: Scope) -> str | None:
         return said_by_python(args[1])
     if name in ("awk", "gawk") and len(args) == 1:
         return said_by_awk(args[0])
-    if name in ("dirname", "basename") and args:
-        made = getattr(posixpath, name)(args[-1] if name == "dirname" else args[0])
-        return made or "."
+    if name == "dirname" and args:
+        return posixpath.dirname(args[-1].rstrip("/")) or "."
+    if name == "basename" and args:
+        return _basename(args)
     if name in ("realpath", "readlink") and args:
         return posixpath.normpath(args[-1])
     if name == "expr":
@@ -46,6 +47,13 @@ def simple_output(words: list[str], scope: Scope) -> str | None:
         step = int(args[1]) if len(args) == 3 else 1
         return " ".join(map(str, range(low, high + 1, max(step, 1))))
     return None
+
+
+def _basename(args: list[str]) -> str:
+    """What `basename NAME [ENDING]` or `basename -s ENDING NAME` prints."""
+    path, ending = (args[2], args[1]) if args[0] == "-s" and len(args) > 2 else (args[0], args[1] if len(args) > 1 else "")  # fmt: skip
+    made = posixpath.basename(path.rstrip("/")) or "."
+    return made.removesuffix(ending) if made != ending else made
 
 
 def printed_by(script: Script, words: list[str]) -> str | None:

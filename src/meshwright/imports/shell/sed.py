@@ -18,9 +18,10 @@ def sed(text: str, words: list[str]) -> str | None:
     expressions, _files, _inside = parts(words)
     if not expressions:
         return None
+    extended = any(re.fullmatch(r"-[a-zA-Z]*[Er]", one) for one in words[1:])
     for expression in expressions:
         for one in re.split(r";\s*(?=s\W)", expression.strip().strip(";")):
-            changed = _substituted(text, one.strip())
+            changed = _substituted(text, one.strip(), extended)
             if changed is None:
                 return None
             text = changed
@@ -50,7 +51,7 @@ def parts(words: list[str]) -> tuple[list[str], list[str], bool]:
     return expressions, rest, inside
 
 
-def _substituted(text: str, expression: str) -> str | None:
+def _substituted(text: str, expression: str, extended: bool) -> str | None:
     """A text after one `s/pattern/replacement/flags`, on every line; None for any other expression."""
     if len(expression) < 4 or expression[0] != "s":
         return None
@@ -60,7 +61,7 @@ def _substituted(text: str, expression: str) -> str | None:
     fields = re.split(rf"(?<!\\){re.escape(delimiter)}", expression[2:])
     if len(fields) != 3 or not re.fullmatch(r"g?", fields[2].strip()):
         return None
-    pattern = _pattern(fields[0].replace(f"\\{delimiter}", delimiter))
+    pattern = _pattern(fields[0].replace(f"\\{delimiter}", delimiter), extended)
     if pattern is None:
         return None
     made = fields[1].replace(f"\\{delimiter}", delimiter)
@@ -75,11 +76,22 @@ _PIECES = re.compile(r"(\.\*|\[[^\]\s]{1,20}\](?:\*|\\\+|\+)?|\^|\$$|\\.)")
 _SETS = re.compile(r"\[\^?[\w.,\"'{}:/-]+\]")
 
 
-def _pattern(basic: str) -> re.Pattern[str] | None:
-    """A plain pattern of `sed` as one of Python's; None where it has groups or repeats much."""
+_EITHER = re.compile(r"\(([\w-]+(?:\|[\w-]+)*)\)")
+"""A choice between plain words, in extended patterns."""
+
+
+def _pattern(text: str, extended: bool) -> re.Pattern[str] | None:
+    """A plain pattern of `sed` as one of Python's; None where it has groups of other than words, or repeats much."""
     found, stars = "", 0
-    for index, piece in enumerate(_PIECES.split(basic)):
-        if index % 2 == 0:
+    for index, piece in enumerate(_PIECES.split(text)):
+        if index % 2 == 0 and extended:
+            rest = _EITHER.split(piece)
+            if any(set(one) & set("()|+?{}") for one in rest[::2]):
+                return None
+            found += "".join(
+                f"(?:{one})" if at % 2 else re.escape(one) for at, one in enumerate(rest)
+            )
+        elif index % 2 == 0:
             found += re.escape(piece)
         elif piece == ".*":
             found, stars = found + "[^\\n]*", stars + 1

@@ -66,7 +66,10 @@ class Scope:
 
     variables: dict[str, Value] = field(default_factory=dict)
     positional: list[str] = field(default_factory=list)
-    name: str = "script.sh"
+    name: str = "script.sh"  # `$0`
+    sourced: list[str] = field(
+        default_factory=list
+    )  # files that are being included, the last one innermost
     aliases: dict[str, str] = field(default_factory=dict)
     run: Callable[[str], str | None] = lambda _text: None
     counts: Callable[[re.Match[str]], str] = lambda found: found.group()  # a mark as a number
@@ -87,7 +90,7 @@ class Scope:
         if name in ("?", "!", "-", "$"):
             return "0"
         if name == "BASH_SOURCE":
-            return self.name
+            return [*reversed(self.sourced), self.name]
         return self.variables.get(name)
 
 
