@@ -246,6 +246,13 @@ def test_a_submission_of_variables_beside_the_one_of_the_code(tmp_path: Path) ->
         import_file(alone / "config_H100_2x8.sh", GUESS)
 
 
+@pytest.mark.parametrize(("name", "device"), [("config_H100_2x8.sh", "h100"), ("config_L40S_2x8x1.sh", "l40s")])  # fmt: skip
+def test_a_submission_s_device_is_in_its_name(tmp_path: Path, name: str, device: str) -> None:
+    path = _submission(tmp_path, "llama31_8b")
+    path = path.rename(path.with_name(name))
+    assert import_file(path, GUESS).cluster.name.startswith(f"{device}:2x8")
+
+
 def test_a_run_of_a_benchmark_of_graphs(tmp_path: Path) -> None:
     path = _submission(tmp_path, "rgat").with_name("run_and_time.sh")
     path.write_text(
@@ -265,3 +272,62 @@ def test_a_resolver_that_the_program_brings_says_nothing() -> None:
     found = resolved(data, {})
     assert unset(found["a"]) == ["art:data,pack_size"]
     assert (found["b"], found["c"], found["d"]) == (4, "1,2", 2)
+
+
+HABANA = (
+    f"python pretrain_gpt.py --use_hpu {SHAPE} --micro-batch-size 1 --global-batch-size 8 --bf16 --checkpoint-activations "
+    "--deepspeed --zero-stage 0 --pipeline-model-parallel-size 2 --num-layers 8 "
+)
+
+
+@pytest.mark.parametrize(
+    ("flags", "recompute", "kernel", "compute"),
+    [
+        ("", "full", "unfused", "bf16"),
+        ("--checkpoint-activations-granularity=selective --use-fused-sdpa true", "selective", "flash", "bf16"),
+        ("--use-hpu-fp8-transformer-engine", "full", "unfused", "fp8"),
+    ],
+)  # fmt: skip
+def test_words_of_habana_s_fork(flags: str, recompute: str, kernel: str, compute: str) -> None:
+    reading = _read(HABANA + flags)
+    assert (reading.layout["recompute"], reading.likely) == (recompute, "gaudi2")
+    assert (reading.job["attention_kernel"], reading.job["precision"]["compute"]) == (kernel, compute)  # fmt: skip
+
+
+def test_hyperpod_s_command_line() -> None:
+    text = (
+        "defaults:\n - override hydra/job_logging: stdout\ntraining_cfg:\n entry_script: /fsdp/train.py\n script_args:\n"
+        + "".join(
+            f"  - --{option}: {value}\n"
+            for option, value in (
+                ("max_context_width", 2048),
+                ("hidden_width", 1024),
+                ("num_layers", 4),
+                ("num_heads", 8),
+                ("intermediate_size", 2816),
+                ("train_batch_size", 2),
+                ("max_steps", 10),
+                ("sharding_strategy", "full"),
+            )
+        )
+        + " run: {nodes: 2}\ncluster: {cluster_type: k8s, instance_type: ml.g5.48xlarge}\n"
+    )
+    found = import_text(text, "job.yaml", GUESS)
+    assert (found.model.layers, found.model.hidden, found.job.seq_len) == (4, 1024, 2048)
+    assert (found.layout.micro_batch, found.layout.zero, found.cluster.name) == (2, 3, "a10g:2x8")
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (
+            "python train.py --model Tacotron2 --learning-rate 1e-3 --epochs 15 --batch-size 104",
+            "model of speech",
+        ),
+        ("python benchmark/gather_output.py --output_dir x", "does not train"),
+        ("python -m tools.own_hybrid run", "inside tools.own_hybrid"),
+    ],
+)
+def test_what_is_said_of_other_programs(command: str, said: str) -> None:
+    with pytest.raises(SpecError, match=said):
+        _read(f"{command}\n")

@@ -280,6 +280,13 @@ def tables(data: Any) -> Iterator[dict[str, Any]]:
         waiting += reversed(list(value.values()) if isinstance(value, dict) else value)
 
 
+def _words(told: list[Any]) -> Iterator[str]:
+    """A command's words out of a list of them, or of tables of one option each (`- --seed: 1`)."""
+    for one in told:
+        pairs = one.items() if isinstance(one, dict) else [(one, None)]
+        yield from (f"{key} {shlex.quote(str(value))}" if value is not None else str(key) for key, value in pairs)  # fmt: skip
+
+
 def commands(data: Any) -> Iterator[str]:
     """The last word of every list of words that holds a script, else all its words; and commands in one text."""
     for table in tables(data):
@@ -295,6 +302,9 @@ def commands(data: Any) -> Iterator[str]:
         yield from (
             table[key] for key in _TEXTS if isinstance(table.get(key), str) and " " in table[key]
         )
+        entry, told = table.get("entry_script"), table.get("script_args")  # HyperPod's command line
+        if isinstance(entry, str) and entry.endswith(".py") and isinstance(told, list):
+            yield " ".join(["torchrun --nproc_per_node=auto", entry, *_words(told)])
         handed = table.get("value")  # a command that a variable hands to the image's own script
         if isinstance(handed, str) and "name" in table and _STARTS.search(handed):
             yield handed

@@ -46,7 +46,7 @@ _IMAGES = re.compile(
     re.IGNORECASE,
 )
 _HEARING = re.compile(
-    r"(?:^|[_-])(?:audio|tts|asr|speech|musicgen|voxtral|canary|parakeet|moshi)(?:[_-]|\d|$)",
+    r"(?:^|[_-])(?:audio|tts|asr|speech|musicgen|voxtral|canary|parakeet|moshi|tacotron\d?|waveglow|fastspeech\d?|wav2vec\d?|hubert|quartznet|citrinet|conformer)(?:[_-]|\d|$)",
     re.IGNORECASE,
 )
 _RECURRENT = re.compile(

@@ -34,7 +34,7 @@ _TASKS_WITHOUT_TRAINING = (
 _REFUSED = {
     "bert": "an encoder", "t5": "an encoder-decoder", "ict": "a retriever", "biencoder": "a retriever",
     "retro": "a retrieval model", "vision": "a vision model", "vit": "a vision model", "dino": "a vision model",
-    "mamba": "a state-space model", "hybrid": "a state-space hybrid", "race": "an encoder", "mnli": "an encoder",
+    "mamba": "a state-space model", "race": "an encoder", "mnli": "an encoder",
     "glue": "an encoder", "llava": "a vision-language model", "vlm": "a vision-language model",
     "multimodal": "a vision-language model", "diffusion": "a diffusion model", "wan": "a diffusion model",
     "speculator": "heads that guess ahead of a frozen model", "medusa": "heads that guess ahead of a frozen model",
@@ -52,7 +52,7 @@ def refuse_other_tasks(launch: Launch, flags: dict[str, Any]) -> None:
     base = posixpath.basename(launch.program).lower()
     if of_maxtext_without_training(launch.program):
         raise SpecError("file", base, f"{launch.program[-60:]} does not train; a training script is expected")  # fmt: skip
-    described = {"mamba", "hybrid"} if pattern(Options(flags, "--")) else set()
+    described = {"mamba"} if pattern(Options(flags, "--")) else set()
     for word, what in _REFUSED.items():
         if word not in described and re.search(rf"(?:^|[_-]){word}(?:[_.-]|\d|$)", base):
             raise SpecError("file", base, f"trains {what}: {PLANNED}")
@@ -131,6 +131,12 @@ def unknown_program(launch: Launch, name: str) -> SpecError:
     )
 
 
+_SORTS_FILES = re.compile(
+    r"(?:gather|collect|merge|plot|summari[sz]e|download|upload|preprocess)_\w+\.py$"
+)
+"""Programs before or after a training, by what their names begin with."""
+
+
 def _refuse_what_trains_nothing(program: str, base: str, words: list[str], name: str) -> None:
     """Refuse what measures, prepares or generates, by its name or its options.
 
@@ -139,7 +145,7 @@ def _refuse_what_trains_nothing(program: str, base: str, words: list[str], name:
     """
     if re.search(r"(?i)benchmark|(?:^|_)bench(?:_|\.|$)", base):
         raise SpecError("file", name, f"{base} measures something; it does not train a model")
-    if program in HOUSEKEEPING:
+    if program in HOUSEKEEPING or _SORTS_FILES.match(base):
         raise SpecError("file", name, f"{program} prepares or checks something; it does not train a model")  # fmt: skip
     if {"gen-len", "prompt-len", "max-new-tokens"} & set(flags_of(words)):
         raise SpecError("file", name, f"{base} generates; it does not train")

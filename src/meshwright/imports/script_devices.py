@@ -101,7 +101,7 @@ def name_slice(script: Script, reading: Reading) -> None:
 
 
 _MAKERS = (
-    ("gaudi2", re.compile(r"(?m)^(?![^\S\n]*#).*(?:\bPT_HPU_\w{1,40}=|\bHABANA_\w{1,40}=|\boptimum\.habana\b|\bgaudi_spawn\.py\b|\bhabana_frameworks\b|\bGaudi(?:Config|TrainingArguments|Trainer)\b|--use_habana\b)")),
+    ("gaudi2", re.compile(r"(?m)^(?![^\S\n]*#).*(?:\bPT_HPU_\w{1,40}=|\bHABANA_\w{1,40}=|\boptimum\.habana\b|\bgaudi_spawn\.py\b|\bhabana_frameworks\b|\bGaudi(?:Config|TrainingArguments|Trainer)\b|--use_(?:habana|hpu)\b)")),
     ("ascend-910b", re.compile(
         r"(?m)^(?![^\S\n]*#).*(?:ASCEND_\w{0,40}VISIBLE|HCCL_\w{1,40}=|ASCEND_TOOLKIT|/Ascend/|\btorch_npu\b|NPUS_PER_NODE)"
     )),

@@ -305,7 +305,7 @@ def recomputation(options: Options, reading: Reading, virtual: int) -> dict[str,
     Raises:
         SpecError: a granularity that Megatron-LM does not have.
     """
-    granularity = options.word("recompute-granularity", "activations-checkpoint-granularity")
+    granularity = options.word("recompute-granularity", "activations-checkpoint-granularity", "checkpoint-activations-granularity")  # fmt: skip
     method = options.word("recompute-method", "activations-checkpoint-method", "checkpoint-method")
     layers = options.whole(
         "recompute-num-layers",

@@ -45,7 +45,7 @@ def precision_recipe(
         SpecError: no known type.
     """
     eight, four = (_format(options, name) for name in ("fp8", "fp4"))
-    eight = "hybrid" if options.flag("fp8-e4m3", "fp8-hybrid") else eight
+    eight = "hybrid" if options.flag("fp8-e4m3", "fp8-hybrid", "use-hpu-fp8-transformer-engine") else eight  # fmt: skip
     narrow = options.flag("grad-reduce-in-bf16")
     wide = options.flag("accumulate-allreduce-grads-in-fp32")
     half, brain = options.flag("fp16"), options.flag("bf16")
@@ -107,7 +107,7 @@ def attention_kernel(options: Options, dialect: str) -> str:
     """The kernel that attention runs on."""
     backend = options.word("attention-backend", default="")
     flash = options.flag("use-flash-attn", "use-flash-attn-v1", "use-flash-attn-v2", "use-flash-attn-triton",
-                         "use-flash-attn-builder", "use-fusion-attn-v2")  # fmt: skip
+                         "use-flash-attn-builder", "use-fusion-attn-v2", "use-fused-sdpa")  # fmt: skip
     said = options.word("transformer-impl")
     local = said == "local" or (not said and options.has(*_BEFORE_ENGINE))
     if backend in ("unfused", "local", "attnbackend.unfused", "attnbackend.local"):

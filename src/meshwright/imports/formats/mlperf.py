@@ -10,6 +10,7 @@ from meshwright.imports.formats import nemo
 from meshwright.imports.interpolate import read_table
 from meshwright.imports.names import PLANNED
 from meshwright.imports.reading import Given, Reading
+from meshwright.imports.script_devices import device_named
 from meshwright.imports.shell.state import Script
 from meshwright.imports.shell.words import text_of, unset
 from meshwright.specs.errors import SpecError
@@ -30,7 +31,6 @@ _OTHERS = (
 )  # fmt: skip
 """Benchmarks of the suite, by their folders, that train no decoder of text."""
 _SIZES = {"8b": "llama3.1-8b", "405b": "llama3.1-405b"}
-_DEVICES = re.compile(r"(?i)(gb300|gb200|b300|b200|h200|h100|a100|mi3[025]5?x|mi300x)")
 
 
 def is_config(script: Script, name: str) -> bool:
@@ -86,9 +86,8 @@ def read(script: Script, name: str, given: Given, folder: Path | None) -> Readin
     reading.note(f"{path.name} is read with these variables", "conf")
     if named:
         reading.note(f"{named}, the benchmark's model, by its folder or MODEL_SIZE", "--model")
-    device = _DEVICES.search(name.rsplit("/", 1)[-1]) or _DEVICES.search(said.get("DGXSYSTEM", ""))
-    if device is not None:
-        reading.likely = device.group(1).lower()
+    own = device_named(name.rsplit("/", 1)[-1]) or device_named(said.get("DGXSYSTEM", ""))
+    reading.likely = own or reading.likely
     return reading
 
 
