@@ -178,7 +178,7 @@ PROGRAM = (
     ),
     known(
         r"Loss is \{?nan|diverged with (?:the )?loss|loss (?:is|was|became|=|:)? ?(?:nan|inf)\b.{0,40}(?:stop|exit|abort|diverg)|(?:Error: |message=.).{0,80}found (?:NaN|Inf) in|loss is NaN or Inf|Rank \d+: found NaN",
-        "unknown", "The loss became not a number, and the program stopped for it",
+        "unknown", "The loss, or a gradient, became not a number, and the program stopped for it",
         "go back to the last good checkpoint; look at the batch and the gradient norm of the step before; lower the learning "
         "rate, prefer bf16 to fp16, check masks that leave a row empty", "loss", confidence=0.7, repeats=True,
     ),

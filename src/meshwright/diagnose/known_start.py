@@ -6,6 +6,12 @@ from meshwright.diagnose.known_entry import known
 
 START = (
     known(
+        r"ss1\.ss_family == ss2\.ss_family", "wrong-configuration",
+        "Hosts meet over addresses of two kinds, one IPv4 and one IPv6, and gloo connects neither to the other",
+        "name the interface on every host (GLOO_SOCKET_IFNAME, and NCCL_SOCKET_IFNAME beside it), and let each host's name resolve to an "
+        "address of one kind everywhere (/etc/hosts, no IPv6 there, or MASTER_ADDR as a number)", "start-up: addresses", confidence=0.85,
+    ),
+    known(
         r"Duplicate GPU detected ?: rank (?P<one>\d+) and rank (?P<two>\d+) both on CUDA device (?P<device>\w+)",
         "wrong-configuration", "Ranks {one} and {two} use the same GPU ({device})",
         "set the device from LOCAL_RANK before the process group is made (torch.cuda.set_device), and give each process "

@@ -6,10 +6,10 @@ import itertools
 import math
 from statistics import mean, median, quantiles
 
-from meshwright.diagnose.log_lines import Step
 from meshwright.diagnose.log_reading import LogReading
 from meshwright.diagnose.log_speed import place, steady
 from meshwright.diagnose.records import Evidence, Part, of
+from meshwright.diagnose.step_fields import Step
 from meshwright.engine.watch.flightlog import ranks_text
 from meshwright.specs.quantities import format_seconds
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from statistics import median
 
 import msgspec
@@ -18,7 +19,6 @@ from meshwright.diagnose.log_events import (
     stragglers,
 )
 from meshwright.diagnose.log_exits import ends, own_errors
-from meshwright.diagnose.log_lines import Step
 from meshwright.diagnose.log_loss import counted, judge_losses
 from meshwright.diagnose.log_reading import LogReading
 from meshwright.diagnose.log_speed import (
@@ -33,6 +33,7 @@ from meshwright.diagnose.oom_messages import look_around
 from meshwright.diagnose.profile_table import judge_table
 from meshwright.diagnose.records import Evidence, Finding, Part, of
 from meshwright.diagnose.stack_dumps import judge_stacks
+from meshwright.diagnose.step_fields import Step
 
 WENT_ON = 3
 """Steps behind an error after which it cannot have stopped the run."""
@@ -71,6 +72,7 @@ def judge_log(reading: LogReading) -> Part:
     if not part.findings:
         judge_stacks(part, reading.stacks, reading.name)
     ends(part, reading)
+    _after_the_end(part, reading)
     hardly_computes(part, reading, times)
     if part.figures and all(finding.layout_cost for finding in part.findings):
         part.healthy.append(speed_sentence(part))
@@ -88,6 +90,11 @@ def _errors(part: Part, reading: LogReading) -> None:
         cause = msgspec.structs.replace(known[0].cause, ranks=(root.rank,))
         known[0] = msgspec.structs.replace(known[0], cause=cause)
     hang = watchdog.judge(reading.hang) if reading.hang is not None else Part()
+    if any(_overcome(reading, finding) for finding in hang.findings):
+        hang = Part()
+        part.healthy.append(
+            f"an error was overcome: the run went on ({reading.resumed[-1][1][:80]})"
+        )
     hang.findings = [
         finding
         for finding in hang.findings
@@ -111,6 +118,39 @@ def _went_on(reading: LogReading, line: int) -> bool:
         any(step.runtime_s is not None for step in behind)
         or len({step.number for step in behind if step.number is not None}) >= WENT_ON
     )
+
+
+def _overcome(reading: LogReading, finding: Finding) -> bool:
+    """Whether a run that was started again stepped on behind all that a finding rests on."""
+    last = max((one.line or 0 for one in finding.cause.evidence), default=0)
+    resumed = any(line > last for line, _ in reading.resumed)
+    return bool(last) and resumed and _went_on(reading, last)
+
+
+_DRAWS = re.compile(r"plot|matplotlib|tkagg|tkinter|\bfigure\b|model card", re.IGNORECASE)
+"""Words of what is drawn or written about a run when it is over."""
+
+
+def _after_the_end(part: Part, reading: LogReading) -> None:
+    """Errors behind the end of training: they cost its pictures, or what was still to be saved, and no step."""
+    if not reading.finished or any(step.line > reading.finished for step in reading.steps):
+        return
+    late = [
+        finding for finding in part.findings
+        if finding.cause.evidence and all((one.line or 0) > reading.finished for one in finding.cause.evidence)
+    ]  # fmt: skip
+    frames = {failure.line: failure.frame for failure in reading.errors}
+    for finding in late:
+        first = finding.cause.evidence[0]
+        part.findings.remove(finding)
+        if _DRAWS.search(f"{first.text} {frames.get(first.line or 0, '')}"):
+            part.untold = "Training ended"
+            part.healthy.append(
+                f"what failed behind it only draws or describes it ({first.text[:160]})"
+            )
+            continue
+        sentence = f"{finding.sentence}; training had ended before that (line {reading.finished})"
+        part.findings.append(msgspec.structs.replace(finding, sentence=sentence))
 
 
 def _words(finding: Finding) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from statistics import median
 
-from meshwright.diagnose.log_lines import Step
 from meshwright.diagnose.log_reading import LogReading
 from meshwright.diagnose.log_speed import place, values_of
 from meshwright.diagnose.records import Part, of
+from meshwright.diagnose.step_fields import Step
 
 STUCK = 10
 """Equal losses from which on it is no chance."""

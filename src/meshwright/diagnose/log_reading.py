@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from meshwright.diagnose import known_errors, watchdog_lines
 from meshwright.diagnose.error_kinds import Failure
 from meshwright.diagnose.launcher_lines import Exits, read_exit
-from meshwright.diagnose.log_lines import Blocks, Step, plain, read_bars, read_step
+from meshwright.diagnose.log_lines import Blocks, plain, read_bars, read_step
 from meshwright.diagnose.oom_messages import OUT_OF_MEMORY, Message, read_message
 from meshwright.diagnose.profile_table import Table, read_row
 from meshwright.diagnose.stack_dumps import Stacks, read_stack
+from meshwright.diagnose.step_fields import Step
 from meshwright.diagnose.text_values import (
     DECIMAL,
     count,
@@ -33,6 +34,10 @@ _RESTART = re.compile(
 _RESUMED = re.compile(
     r"(?:Restor(?:ing|ed) (?:all )?states? from|successfully loaded checkpoint|loaded checkpoint from|"
     r"Resuming from checkpoint|resum(?:e|ing) (?:training )?from|Loading the checkpoint at)[^\n]*",
+    re.IGNORECASE,
+)
+_FINISHED = re.compile(
+    r"'train_runtime'|\btrain_runtime +=|\bTraining (?:completed|finished|done)\b|\bafter training is done\b",
     re.IGNORECASE,
 )
 _ERROR = re.compile(
@@ -88,6 +93,8 @@ class LogReading:
     """That traceback's heading names its rank, whoever printed it."""
     retries: list[tuple[int, int]] = field(default_factory=list)
     """Line and how often the allocator had to start over since the run began."""
+    finished: int = 0
+    """Line at which training said that it had ended."""
     started: int = 0
     """Line at which a launcher started its processes last."""
     restarts: list[tuple[int, str]] = field(default_factory=list)
@@ -220,7 +227,8 @@ def _continue(message: Message, line: str) -> None:
     """A message may span lines."""
     if not re.search(r"allocat|capacity|in use|reserved|free", line):
         return
-    whole = read_message(f"{message.text} {line}", message.file, message.line)
+    joined = " ".join(f"{message.text} {line}".split())  # terminals wrap it behind a blank
+    whole = read_message(joined, message.file, message.line)
     for name in ("tried", "total", "free", "in_use", "allocated", "unallocated", "pools", "gpu"):
         if getattr(message, name) is None:
             setattr(message, name, getattr(whole, name))
@@ -248,6 +256,8 @@ def _events(found: LogReading, number: int, line: str, report: str) -> None:
         found.started = number
         found.earlier += found.known
         found.known = []
+    if _FINISHED.search(line):
+        found.finished = number
     if _RESTART.search(line):
         found.restarts.append((number, short))
     if _RESUMED.search(line):

@@ -7,9 +7,9 @@ import math
 from collections.abc import Sequence
 from statistics import median
 
-from meshwright.diagnose.log_lines import Step
 from meshwright.diagnose.log_reading import LogReading
 from meshwright.diagnose.records import Evidence, Part, of
+from meshwright.diagnose.step_fields import Step
 from meshwright.specs.quantities import format_seconds
 
 UNSTEADY, FEW = 0.75, 9

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.diagnose.log_judge import judge_log
-from meshwright.diagnose.log_lines import Step
 from meshwright.diagnose.log_reading import LogReading
 from meshwright.diagnose.records import Evidence, Kind, Part, of
+from meshwright.diagnose.step_fields import Step
 from meshwright.engine.watch.runlog import RunLog, disturbed, read_log
 
 _KINDS: dict[str, Kind] = {

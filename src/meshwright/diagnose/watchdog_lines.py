@@ -107,6 +107,13 @@ START_UP = re.compile(
 )
 
 
+PREPARING = re.compile(
+    r"(?:tokeniz|\bMap\b|\bFilter\b|Packing|Grouping|Preprocess|Converting|Generating \w+ split)[^%|]{0,80}\d{1,3}%\|",
+    re.IGNORECASE,
+)
+"""The bar of work on the data before the first step; a report may stand behind it on its line."""
+_INFORMS = re.compile(r"\[I ProcessGroupWrapper|Running collective: ")
+"""What the wrapper tells of every call under TORCH_DISTRIBUTED_DEBUG=DETAIL."""
 _NOT_A_PHASE = re.compile(r"ProcessGroupNCCL|Watchdog|WorkNCCL", re.IGNORECASE)
 
 
@@ -172,7 +179,7 @@ class Reading:
     sizes: tuple[int, str, int | None] | None = None
     """A backend's own word that sizes did not match."""
     phase: tuple[str, int, str] | None = None
-    """What went on before the first report: `checkpoint`, `evaluation`, `start-up`, `training`, `end`."""
+    """What went on before the first report: `data`, `checkpoint`, `evaluation`, `start-up`, `training`, `end`."""
     world: int | None = None
     subgroups: bool = False
     """Reports of groups that are a part of all ranks: who is absent from one, its members' numbers do not tell."""
@@ -187,6 +194,8 @@ def read_line(reading: Reading, number: int, line: str) -> None:
     if reading.mismatch is not None and number <= reading.mismatch[0] + MOST_BEHIND:
         _fingerprints(reading, number, line, short)
     if not WATCHDOG.search(line) and "last enqueued" not in line:
+        return
+    if _INFORMS.search(line):
         return
     matches = list(_TIMEOUT.finditer(line)) or list(_BARE.finditer(line))
     for one in matches:
@@ -241,6 +250,9 @@ def _phase(reading: Reading, number: int, line: str) -> None:
         return
     if match := re.search(r"world[_ ]size[:= ]+(\d+)|nproc[-_]per[-_]node[= ]+(\d+)", line):
         reading.world = rank_number(match[1] or match[2])
+    if match := PREPARING.search(line):
+        reading.phase = ("data", number, line[match.start() :].strip()[:300])
+        return
     if _NOT_A_PHASE.search(line):
         return
     for name, pattern in (

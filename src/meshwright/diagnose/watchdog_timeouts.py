@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 
 from meshwright.diagnose.records import Finding, of
+from meshwright.diagnose.watchdog_beside import beside, prepares
 from meshwright.diagnose.watchdog_lines import Reading, Wait, said
 from meshwright.engine.watch.flightlog import ranks_text
 
@@ -20,6 +21,8 @@ def timeouts(reading: Reading) -> list[Finding]:
     for step in (_other_operation, _other_place, _uneven):
         if finding := step(reading):
             return [finding]
+    if reading.phase is not None and reading.phase[0] == "data":
+        return [prepares(reading, reading.phase)]
     if finding := _first_ever(reading):
         return [finding]
     if finding := _lagging(reading):
@@ -314,7 +317,7 @@ def _absent(reading: Reading) -> Finding:
         return several
     if phase is not None and phase[0] in ("checkpoint", "evaluation"):
         lines.insert(0, (phase[1], phase[2], None))
-        return _beside(reading, phase[0], absent, ranks, op, lines)
+        return beside(reading, phase[0], absent, ranks, op, lines)
     # A text that does not say how many ranks there are shows at least up to its highest; jobs of a
     # few more than that are as likely, so most of the next power of two have to speak.
     most = reading.world is not None or 2 * len(ranks) > 1 << (world - 1).bit_length()
@@ -369,30 +372,3 @@ def _a(noun: str) -> str:
 def _number(waits: list[Wait]) -> str:
     numbers = {wait.seq for wait in waits if wait.seq is not None}
     return f" (number {numbers.pop()})" if len(numbers) == 1 else ""
-
-
-def _beside(
-    reading: Reading, phase: str, absent: tuple[int, ...], ranks: list[int], op: str,
-    lines: list[tuple[int, str, int | None]],
-) -> Finding:  # fmt: skip
-    """Some ranks save or evaluate while the others wait in the next collective."""
-    few = absent if len(ranks) >= 2 and 0 < len(absent) < len(ranks) else ()
-    who = ranks_text(few) if few else "one process"
-    waiting = ranks_text(ranks) if ranks else "the others"
-    verb = "saves" if phase == "checkpoint" else "evaluates"
-    remedy = (
-        "let all ranks enter the save (sharded or distributed checkpoint, save_state on every rank, "
-        "not under is_main_process); where one process has to write alone, raise the time-out for it. "
-        "Training itself is not at fault, and NCCL settings do not help"
-        if phase == "checkpoint"
-        else "evaluate on all ranks, or less of it (fewer samples), or raise the time-out above what it takes"
-    )
-    return of(
-        "evaluation-or-checkpoint",
-        f"{who.capitalize()} {verb} while {waiting} wait{'s' if len(ranks) == 1 else ''} in the next {op}",
-        remedy,
-        confidence=0.8 if few else 0.7,
-        ranks=few,
-        where="checkpoint" if phase == "checkpoint" else "evaluation",
-        evidence=said(reading, *lines[:5]),
-    )
