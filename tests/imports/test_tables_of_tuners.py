@@ -217,3 +217,81 @@ def test_names_of_models_that_see_hear_or_draw(name, kind):
             import_text(text, "config.yml", GUESS)
     else:
         assert import_text(text, "config.yml", GUESS).format == "axolotl YAML"
+
+
+FIREFLY = "output_dir: o\nmodel_name_or_path: Qwen/Qwen1.5-7B\ntemplate_name: qwen\ntrain_mode: MODE\ntask_type: dpo\nper_device_train_batch_size: 1\nmax_seq_length: 1024\nlora_rank: 64\nlora_alpha: 16\nfp16: true\nlearning_rate: 2.0e-4\n"
+
+
+@pytest.mark.parametrize(
+    ("mode", "storage"), [("full", None), ("lora", "16-bit"), ("qlora", "nf4")]
+)
+def test_firefly_s_mode_decides_over_a_rank_that_is_there_anyway(mode, storage):
+    run = import_text(FIREFLY.replace("MODE", mode), "sft.yaml", GUESS)
+    tune = run.job.finetune
+    assert ((tune.storage if tune else None), run.task) == (storage, "dpo")
+    assert not [one for one in run.remarks if one.kind == "unread"]
+
+
+PROGRAM = """from dataclasses import dataclass, field
+from transformers import HfArgumentParser, TrainingArguments, Trainer, AutoModelForCausalLM
+
+@dataclass
+class ModelArguments:
+    model_name_or_path: str = None
+    use_lora: bool = field(default=False)
+    use_qlora: bool = field(default=False)
+    load_in_4bit: bool = field(default=True)
+    quant_bit: int = field(default=4)
+    lora_r: int = field(default=8)
+
+model_args, training_args = HfArgumentParser((ModelArguments, TrainingArguments)).parse_args_into_dataclasses()
+trainer = Trainer(model=AutoModelForCausalLM.from_pretrained(model_args.model_name_or_path), args=training_args)
+trainer.train()
+"""
+
+
+@pytest.mark.parametrize(
+    ("switch", "storage"),
+    [("", None), ("--use_lora 1", "16-bit"), ("--use_qlora 1", "nf4"), ("--load_in_4bit True --use_lora 1", "nf4")],
+)  # fmt: skip
+def test_a_width_for_a_switch_that_is_off_quantises_nothing(tmp_path, switch, storage):
+    (tmp_path / "finetune.py").write_text(PROGRAM)
+    (tmp_path / "run.sh").write_text(f"deepspeed finetune.py --model_name_or_path Qwen/Qwen3-4B --per_device_train_batch_size 1 --bf16 --output_dir o {switch}\n")  # fmt: skip
+    tune = import_file(tmp_path / "run.sh", GUESS).job.finetune
+    assert (tune.storage if tune else None) == storage
+
+
+CHAT = "deepspeed main.py --num_padding_at_beginning 1 --zero_stage 3 --max_seq_len 512 --per_device_train_batch_size 4 --deepspeed"
+
+
+def test_deepspeed_chat_s_dropout_and_a_model_that_nothing_sets():
+    run = import_text(f"{CHAT} --model_name_or_path facebook/opt-1.3b --dropout 0.25\n", "r.sh", GUESS)  # fmt: skip
+    assert run.job.dropout == 0.25
+    with pytest.raises(SpecError, match="--model") as error:
+        import_text(f"{CHAT} --model_name_or_path $NOWHERE\n", "r.sh", GUESS)
+    assert "True" not in str(error.value)
+
+
+def test_what_ms_swift_moves_between_its_steps_is_no_offload_of_the_step():
+    run = import_text("swift rlhf --rlhf_type grpo --model Qwen/Qwen3-4B --offload_optimizer true --offload_model true --sleep_level 1 --max_length 1024 --max_completion_length 512\n", "r.sh", GUESS)  # fmt: skip
+    assert not run.offload and "not during the step" in said(run, "--offload_model")
+    assert not [one for one in run.remarks if one.kind == "unread"]
+
+
+def test_lmflow_s_own_optimizer_where_it_is_switched_on():
+    words = "deepspeed finetune.py --model_name_or_path Qwen/Qwen3-4B --per_device_train_batch_size 1 --bf16 --customized_optim lion"
+    assert import_text(f"{words}\n", "r.sh", GUESS).job.optimizer.name == "adamw"
+    on = import_text(f"{words} --use_customized_optim 1\n", "r.sh", GUESS)
+    assert on.job.optimizer.name == "lion"
+
+
+def test_a_chatbot_does_not_train():
+    with pytest.raises(SpecError, match="does not train"):
+        import_text("deepspeed examples/chatbot.py --model_name_or_path Qwen/Qwen3-4B --deepspeed ds.json\n", "r.sh", GUESS)  # fmt: skip
+
+
+def test_a_plan_of_tensors_is_as_wide_as_accelerate_s_table_says(tmp_path):
+    (tmp_path / "tp.yaml").write_text("distributed_type: FSDP\nfsdp_config: {fsdp_version: 2}\nmixed_precision: bf16\nnum_machines: 1\nnum_processes: 8\nparallelism_config: {parallelism_config_dp_replicate_size: 2, parallelism_config_dp_shard_size: 2, parallelism_config_tp_size: 2}\n")  # fmt: skip
+    (tmp_path / "run.sh").write_text("accelerate launch --config_file tp.yaml train.py --model_name_or_path Qwen/Qwen3-4B --tp_plan auto --per_device_train_batch_size 1 --bf16\n")  # fmt: skip
+    run = import_file(tmp_path / "run.sh", GUESS)
+    assert (run.layout.tp, run.layout.dp, run.layout.world) == (2, 4, 8)

@@ -28,7 +28,7 @@ _TRAINING_MODULE = re.compile(
 """A module that is started by its dotted name, whose last part says that it trains."""
 _OTHER = re.compile(
     r"(?:evaluat|eval_|_eval|text_gen|generat|infer|convert|feature_extract|extract_(?:feature|hidden)|preprocess|prepare_|merge|export|serve|server|prune|"
-    r"get_reward|vllm-serve|annotat|__editable__|quantiz|analy[sz]|(?:^|[/_])plot_|download|prompt|retriev|index|tasks/(?:\w+/)*main|checkpoint_util|trim|conver|hf2|2hf|tokeniz|mmlu|(?:^|/)(?:validate|test_\w+)\.py)",
+    r"get_reward|vllm-serve|annotat|__editable__|quantiz|analy[sz]|(?:^|[/_])plot_|download|prompt|retriev|index|tasks/(?:\w+/)*main|checkpoint_util|trim|conver|hf2|2hf|tokeniz|mmlu|(?:^|/)(?:validate|test_\w+|(?:vis_)?chatbot(?:_\w+)?)\.py)",
     re.IGNORECASE,
 )
 _MODULES = (

@@ -110,7 +110,7 @@ def width_in_words(options: Options) -> int:
     return 0
 
 
-_TUNERS = ("method", "training_method", "train_method", "finetuning_method", "finetune_method", "fine_tuning_method", "tuning_mode")  # fmt: skip
+_TUNERS = ("method", "training_method", "train_method", "train_mode", "finetuning_method", "finetune_method", "fine_tuning_method", "tuning_mode")  # fmt: skip
 _TUNER = re.compile(r"(full|q?lora|q?dora)(?:[-_ ]?(?:ft|sft|fine[-_ ]?tun\w*|param\w*))?")
 
 

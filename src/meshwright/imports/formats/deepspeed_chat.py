@@ -19,7 +19,7 @@ _OWN = {
 _ACTOR = ("model_name_or_path", "zero_stage", "gradient_checkpointing", "lora_dim", "lora_module_name", "learning_rate",
           "weight_decay", "dropout")  # fmt: skip
 _OF_GENERATION = ("enable_hybrid_engine", "unpin_actor_parameters", "release_inference_cache", "inference_tp_size",
-                  "tp_gather_partition_size", "generation_batches", "generation_batch_numbers", "enable_test_mode")  # fmt: skip
+                  "tp_gather_partition_size", "generation_batches", "generation_batch_numbers", "per_device_generation_batch_size", "enable_test_mode")  # fmt: skip
 _MICRO = ("per_device_training_batch_size", "per_device_mini_train_batch_size")
 
 
@@ -40,6 +40,9 @@ def settle(values: dict[str, Any], own: dict[str, Any], reading: Reading) -> Non
     """
     if "actor_model_name_or_path" in values:
         _actor(values, reading)
+    dropout = typed(values.pop("dropout", None))
+    if isinstance(dropout, (int, float)):
+        reading.job["dropout"] = float(dropout)  # over what the model's configuration says
     values.setdefault("dtype", "fp16")
     kind = str(values.pop("dtype")).lower()
     values["bf16" if "bf" in kind else "fp16"] = True
@@ -76,5 +79,6 @@ def _actor(values: dict[str, Any], reading: Reading) -> None:
     ]:
         values.pop(name, None)
     reading.unmodelled("--critic_model_name_or_path", "a critic trains, and a reference and a reward model are held; the actor is priced")  # fmt: skip
-    if any(values.pop(name, None) not in (None, "1", 1) for name in _OF_GENERATION):
+    told = [values.pop(name, None) for name in _OF_GENERATION]
+    if any(one not in (None, "1", 1) for one in told):
         reading.unmodelled("--enable_hybrid_engine", "answers are generated between the steps; the training half is priced")  # fmt: skip

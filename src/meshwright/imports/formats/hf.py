@@ -251,7 +251,7 @@ _PLAIN = re.compile(
 
 def _task(options: Options, reading: Reading) -> None:
     """What is trained for, by a stage's name or by options that one task has."""
-    for told in ("stage", "rlhf_type", "training_stage", *_METHODS):
+    for told in ("stage", "rlhf_type", "training_stage", "task_type", *_METHODS):
         said = options.loose(told)
         name_task(reading, said)
         if said and told in _METHODS and not reading.task and not _PLAIN.search(said.lower()):
@@ -278,6 +278,7 @@ def _named(options: Options) -> str:
         "model_name_or_path", "model_name", "model", "model_id", "model_id_or_path", "pretrained_model_name_or_path",
         "base_model", "base_model_name_or_path", "model_path", "model_dir", "input_model_filename", "input_model", "config_name",
     )  # fmt: skip
+    name = "" if name.lower() == "true" else name  # a flag whose variable nothing sets
     return shape_named(name, options.loose("config_name"), options.loose("model_type"))
 
 
@@ -357,7 +358,8 @@ def _memory(options: Options, reading: Reading) -> None:
     again = again or (default and reading.job.get("framework") != "deepspeed")
     reading.layout["recompute"] = "full" if again else "none"
     of_checkpointing(options, reading)
-    name = options.word("optim", "optimizer", "optimizer_name", default="adamw_torch")
+    own = ("customized_optim",) if options.flag("use_customized_optim") else ()  # LMFlow's
+    name = options.word(*own, "optim", "optimizer", "optimizer_name", default="adamw_torch")
     if "optimizer" not in reading.job or options.has("optim"):
         found = optimizer_or_adamw(reading, name, "optim", momentum=0.0)
         found = low_rank(options, reading, found)

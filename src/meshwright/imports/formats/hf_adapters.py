@@ -45,6 +45,9 @@ def take_file(options: Options, reading: Reading, folder: Path | None) -> None:
             options.values.setdefault("lora_r" if field == "r" else field, inner[field])
 
 
+_WIDTHS = {"load_in_4bit", "load_in_8bit", "use_4bit", "use_8bit", "bits", "quant_bit"}
+
+
 def read_adapters(options: Options, reading: Reading) -> None:
     """Set a reading's fine-tuning as its options name it.
 
@@ -93,8 +96,9 @@ def read_adapters(options: Options, reading: Reading) -> None:
     )
     if "trainable" in options and options.has("lora_rank"):
         options.values.setdefault("target_modules", options.loose("trainable"))
+    quantises = _quantises(options, word)
+    asked = asked or quantises
     eight = options.flag("load_in_8bit", "use_8bit_quantization", "use_8bit")
-    quantises = options.flag("q_lora", "use_qlora", default=word.startswith("q"))
     four = options.flag(
         "load_in_4bit",
         "use_4bit_quantization",
@@ -133,6 +137,15 @@ def read_adapters(options: Options, reading: Reading) -> None:
         if options.word("lora_dtype") in ("bfloat16", "bf16", "float16", "fp16"):  # ms-swift's
             made = reading.job["finetune"]
             reading.job["finetune"] = made.model_copy(update={"adapter_bytes": 2.0})
+
+
+def _quantises(options: Options, word: str) -> bool:
+    """Whether a switch or a word asks for quantised weights; where it is off, widths that the program has at hand for it are none (LMFlow's)."""
+    switches = ("q_lora", "use_qlora")
+    quantises = options.flag(*switches, default=word.startswith("q"))
+    if not quantises and options.has(*switches):
+        options.values |= dict.fromkeys(_WIDTHS & options.assumed, 0)
+    return quantises
 
 
 def _chosen(options: Options) -> bool:

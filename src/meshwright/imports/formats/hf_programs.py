@@ -212,12 +212,17 @@ def swift_defaults(values: dict[str, Any], reading: Reading) -> None:
         values |= {"packing": True, "padding_free": True}  # its packed samples keep apart
         if str(values.get("packing_length", "")).isdigit():
             values["max_length"] = values.pop("packing_length")
+    moved = [values.pop(name, False) for name in _BETWEEN]
+    if any(one not in (False, "false", "False") for one in moved):
+        reading.unmodelled("--offload_model, --offload_optimizer", "weights and states leave the device while answers are generated, not during the step")  # fmt: skip
     if "target_regex" in values:  # goes before names of layers, as PEFT's own pattern
         values["target_modules"] = values.pop("target_regex")
     chosen_tuner(values, reading)
 
 
 _SWIFT_BATCH = 16
+_BETWEEN = ("offload_model", "offload_optimizer")
+"""What ms-swift's GRPO moves to host memory between its steps."""
 
 
 def _swift_precision(values: dict[str, Any], reading: Reading) -> None:

@@ -177,7 +177,8 @@ def _degrees(options: Options, reading: Reading, given: Given) -> None:
     if reading.layout.get("cp", 1) > 1:
         options.read.add("pad_to_multiple_of")  # as whole pieces of sequences need
     options.read.add("tp_plan")
-    if str(options.values.get("tp_plan") or "none").lower() != "none" and tp <= 1:
+    planned = str(options.values.get("tp_plan") or "none").lower() != "none"
+    if planned and max(tp, int(reading.layout.get("tp", 1))) <= 1:
         # transformers cuts the model over every process of its launcher where no size stands beside.
         tp = reading.world() or (given.cluster.gpus if given.cluster else 1)
         if tp > 1:
