@@ -252,3 +252,86 @@ def test_x_transformers_decoder_is_read_by_its_wrapper():
     model = found.model
     assert (model.layers, model.hidden, model.heads, model.vocab) == (6, 512, 8, 256)
     assert (found.layout.micro_batch, found.job.global_batch, found.job.seq_len) == (4, 16, 1024)
+
+
+def test_jaxformers_json_is_mesh_transformers_by_other_words():
+    text = '{"tpu_size": 64, "model_layers": 20, "model_dim": 1024, "model_head_dim": 128, "model_heads": 16, "model_vocab_size": 51200, "model_seq_len": 2048, "opt_lr_max": 3e-4, "opt_gradient_accumulation_steps": 32, "opt_per_replica_batch": 1, "opt_params_partitions": 1, "opt_total_steps": 10}'
+    found = import_text(text, "codegen.json", GUESS)
+    assert (found.model.layers, found.model.head_dim, found.layout.tp, found.layout.dp) == (20, 128, 1, 64)  # fmt: skip
+    assert (found.job.global_batch, found.job.seq_len) == (2048, 2048)
+
+
+def test_a_table_with_a_batch_and_a_total_is_no_trainers():
+    text = "model_name_or_path: EleutherAI/pythia-1b\nmax_length: 2048\nuse_peft: true\nlora_r: 128\noptimizer: adam\nbatch_size: 4\ntotal_batch_size: 1024\nlr: 4e-4\nnum_training_steps: 10\ndtype: bfloat16\n"
+    found = import_text(text, "1B.yaml", GUESS)
+    assert (found.layout.micro_batch, found.job.global_batch) == (4, 1024)
+    assert found.job.finetune.label() == "lora rank 128 on all linear"
+
+
+def test_a_here_document_of_no_command_is_a_comment(tmp_path):
+    text = "<<'LATER'\ntorchrun --nproc_per_node=8 train.py --n_layer=48 --n_embd=1600 --n_head=25 --batch_size=2 --block_size=1024\nLATER\ntorchrun --nproc_per_node=2 train.py --n_layer=12 --n_embd=768 --n_head=12 --batch_size=4 --block_size=512\n"
+    found = import_text(text, "run.sh", GUESS)
+    assert (found.model.layers, found.layout.dp, found.job.seq_len) == (12, 2, 512)
+    assert not any("starts 2 different" in one.text for one in found.remarks)
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [("def forward_process(batch):\n    return batch, p_mask\n", "masked diffusion"),
+     ("model = Transformer(src_vocab_size, tgt_vocab_size, d_model=512)\n", "encoder-decoder")],
+)  # fmt: skip
+def test_loops_that_train_no_decoder_are_refused_by_their_code(code, why):
+    with pytest.raises(SpecError, match=why):
+        import_text(_LOOP.format(imports=code, made="batch_size = 4\nseq_len = 128\n" + _MADE, inputs="x = next(loader)"), "train.py", GUESS)  # fmt: skip
+
+
+def test_a_configurators_constants_and_a_parser_in_a_package_are_what_a_command_leaves(tmp_path):
+    program = "dtype = 'bfloat16' if torch.cuda.is_bf16_supported() else 'float16'\nn_layer = 1\nvocab_size = 50304\nbatch_size = 8\nexec(open('configurator.py').read())\nmodel = GPT(GPTConfig(n_layer=n_layer))\nscaler = torch.cuda.amp.GradScaler(enabled=dtype == 'float16')\nwith torch.amp.autocast('cuda', dtype=dtype):\n    loss = model(x)  # causal GPT over tokens\nloss.backward()\noptimizer.step()\n"
+    (tmp_path / "train.py").write_text(program)
+    (tmp_path / "run.sh").write_text("torchrun --nproc_per_node 8 train.py --n_layer=24 --n_head=16 --n_embd=1024 --block_size=1024 --batch_size=8\n")  # fmt: skip
+    found = import_file(tmp_path / "run.sh", GUESS)
+    assert (found.model.layers, found.model.vocab, found.job.precision.name) == (24, 50304, "bf16")
+    (tmp_path / "utils").mkdir()
+    (tmp_path / "utils/__init__.py").write_text("from .arguments import parse_args\n")
+    (tmp_path / "utils/arguments.py").write_text("import argparse\ndef parse_args():\n    parser = argparse.ArgumentParser()\n    parser.add_argument('--max_length', type=int, default=256)\n    return parser.parse_args()\n")  # fmt: skip
+    (tmp_path / "sizes.json").write_text('{"model_type": "llama", "hidden_size": 1024, "intermediate_size": 2736, "num_attention_heads": 16, "num_hidden_layers": 24, "vocab_size": 32000}')  # fmt: skip
+    (tmp_path / "pretrain.py").write_text("from utils import *\nargs = parse_args()\nmodel = LlamaForCausalLM(config)\nloss = model(x)\nloss.backward()\noptimizer.step()\n")  # fmt: skip
+    (tmp_path / "go.sh").write_text("torchrun --nproc_per_node 4 pretrain.py --model_config sizes.json --lr 0.01 --batch_size 128 --total_batch_size 512\n")  # fmt: skip
+    found = import_file(tmp_path / "go.sh", GUESS)
+    assert (found.model.layers, found.model.ffn, found.job.seq_len) == (24, 2736, 256)
+    assert (found.layout.micro_batch, found.job.global_batch) == (128, 512)
+
+
+def test_an_activation_beside_a_product_is_a_gate():
+    gate = "u, v = torch.chunk(uv, 2, dim=-1)\nx = u * self.silu(v)\n"
+    assert _looped(_MADE + "\n" + gate).model.gated
+    assert not _looped(_MADE).model.gated
+
+
+def test_a_decoder_trained_by_a_loop_in_jax_is_refused_for_that():
+    text = "import jax\nimport flax.nnx as nnx\nbatch_size = 4\nclass GPT(nnx.Module):\n    pass\ndef step(model, batch):\n    loss, grads = nnx.value_and_grad(loss_fn)(model, batch)\nfor batch in loader:\n    step(model, batch)\n"
+    with pytest.raises(SpecError, match="loop of its own in JAX"):
+        import_text(text, "train.py", GUESS)
+    with pytest.raises(SpecError) as caught:
+        import_text(text.replace("GPT", "ResNet"), "train.py", GUESS)
+    assert "in JAX" not in str(caught.value)
+
+
+def test_a_hydra_experiment_is_read_over_the_configuration_that_chooses_it(tmp_path):
+    files = {
+        "config.yaml": "defaults:\n  - _self_\n  - model: small\n  - datamodule: pile\ntrain: {global_batch_size: 64, optimizer: {lr: 1e-3}}\ntrainer: {devices: 8, num_nodes: 1, precision: bf16, max_steps: 10, accumulate_grad_batches: '${div_up:${train.global_batch_size}, ${eval:${trainer.devices} * ${datamodule.batch_size}}}'}\n",
+        "model/small.yaml": "config: {n_layer: 2, n_embd: 64, n_head: 2}\n",
+        "model/large.yaml": "defaults:\n  - _self_\n  - size: small\nconfig: {bias: false}\n",
+        "model/size/small.yaml": "# @package _global_\nmodel: {config: {n_layer: 12, n_embd: 768, n_head: 12}}\n",
+        "model/size/medium.yaml": "# @package _global_\nmodel: {config: {n_layer: 24, n_embd: 1024, n_head: 16}}\n",
+        "datamodule/pile.yaml": "batch_size: 4\nmax_length: 2048\n",
+        "experiment/base.yaml": "# @package _global_\ndefaults:\n  - override /model: small\ntrain: {global_batch_size: 256}\n",
+        "experiment/large.yaml": "# @package _global_\ndefaults:\n  - /experiment/base.yaml\n  - override /model: large\n  - override /model/size: medium\nmodel: {config: {n_layer: 20}}\ndatamodule: {batch_size: 16}\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_text(text)
+    found = import_file(tmp_path / "experiment/large.yaml", GUESS)
+    model = found.model
+    assert (model.layers, model.hidden, found.layout.micro_batch) == (20, 1024, 16)
+    assert (found.job.global_batch, found.job.seq_len) == (256, 2048)

@@ -73,6 +73,7 @@ from meshwright.imports.formats import (
     zeroband,
 )
 from meshwright.imports.formats import verl as hydra
+from meshwright.imports.hydra_defaults import over_root
 from meshwright.imports.inherited import whole_text, with_included
 from meshwright.imports.logged_tables import unwrapped
 from meshwright.imports.own import tables as own_tables
@@ -184,7 +185,7 @@ def _document(
 ) -> Document:
     """The table of a file, whole: inherited, included and filled in."""
     data = nemo_rl.with_inherited(nemo.whole(unwrapped(parsed(text, name))), folder)
-    data = with_included(roll.with_parts(data, folder), text, folder)
+    data = over_root(with_included(roll.with_parts(data, folder), text, folder), text, folder)
     if FILLED_IN.search(text):
         data = filled_in(data, dict(given.variables))
     if isinstance(stamped := data.get(STAMP_KEY), dict):

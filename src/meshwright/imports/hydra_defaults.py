@@ -11,6 +11,7 @@ from typing import Any
 from meshwright.imports.beside import beside, program_beside
 from meshwright.imports.code.syntax import dotted, parse_python
 from meshwright.imports.interpolate import merged, read_table
+from meshwright.imports.other_models import refuse_chosen
 from meshwright.imports.shell.words import unmarked
 from meshwright.specs.foreign import read_text
 
@@ -116,7 +117,7 @@ def with_defaults(
     below: dict[str, Any] = {}
     for key, value in entries:
         group, _, package = key.partition("@")
-        told = chosen.get(key, value) if key else value
+        told = chosen.get(f"{path.parent.name}/{key}", chosen.get(key, value)) if key else value
         filled = re.sub(
             r"\$\{(\w+)\}", lambda found: (chosen or {}).get(found.group(1), ""), str(told or "")
         )
@@ -140,14 +141,19 @@ def with_defaults(
             continue
         inner = with_defaults(other, depth + 1, inside, chosen)
         where = package if package or "@" in key else group.removeprefix("/")
+        lifted = inner.pop(_AT_ROOT, {})
         if _GLOBAL.match(read_text(other)):
-            where = ""
+            lifted, inner = merged(lifted, inner), {}
+        if lifted:
+            below = merged(below, {_AT_ROOT: lifted} if depth else lifted)
         for name in reversed([part for part in re.split(r"[./]", where) if part]):
             inner = {name: inner}
         below = merged(below, inner)
     return merged(below, data)
 
 
+_AT_ROOT = "@root"
+"""Where fields wait that a file inside a group puts at the root."""
 _ABOVE_MOST = 4
 """Folders of a configuration that may lie in groups within each other."""
 
@@ -164,3 +170,54 @@ def _search_path(data: dict[str, Any], path: Path) -> list[Path]:
 
 _GLOBAL = re.compile(r"\s*#\s*@package\s+_global_")
 """A group's file whose fields stand at the root, not under the group's name."""
+
+
+_ROOTS = ("config", "train", "default", "main")
+"""How a Hydra program calls the configuration that it starts from."""
+
+
+def over_root(data: dict[str, Any], text: str, folder: Path | None) -> dict[str, Any]:
+    """An experiment's file over the configuration in which a command would choose it; itself where that is not at hand.
+
+    What its `defaults` override counts in the root's own, and what they name beside stands below it.
+
+    Raises:
+        SpecError: they choose a model without attention.
+    """
+    if folder is None or not _GLOBAL.match(text) or not isinstance(data.get("defaults"), list):
+        return data
+    places = (at / f"{name}.yaml" for at in [*folder.parents][:_ABOVE_MOST] for name in _ROOTS)
+    root = next((path for path in places if path.is_file()), None)
+    if root is None:
+        return data
+    chosen: dict[str, str] = {}
+    below: list[dict[str, Any]] = []
+    _gather(data, root.parent, chosen, below)
+    whole = with_defaults(root, chosen=chosen)
+    for one in below:
+        whole = merged(whole, one)
+    refuse_chosen(chosen)
+    return {name: value for name, value in whole.items() if name != "defaults"}
+
+
+def _gather(
+    data: dict[str, Any],
+    root: Path,
+    chosen: dict[str, str],
+    below: list[dict[str, Any]],
+    depth: int = 0,
+) -> None:
+    """Note what an experiment's `defaults` choose, outer ones first for good, and the experiments that it stands on."""
+    entries = data["defaults"] if isinstance(data.get("defaults"), list) else []
+    pairs = [next(iter(one.items()), ("", "")) if isinstance(one, dict) else ("", one) for one in entries]  # fmt: skip
+    overrides = {str(group).removeprefix("override "): name for group, name in pairs if str(group).startswith("override ")}  # fmt: skip
+    for group, name in overrides.items():
+        chosen.setdefault(group.strip().strip("/"), str(name))
+    for group, name in pairs if depth < _DEEPEST else []:
+        place = "/".join(part for part in (str(group), str(name)) if part).strip("/")
+        path = root / f"{place.removesuffix('.yaml')}.yaml"
+        if str(group).startswith("override ") or not path.is_file():
+            continue
+        if path.resolve().is_relative_to(root.resolve()):
+            _gather(read_table(path), root, chosen, below, depth + 1)
+    below.append(data)

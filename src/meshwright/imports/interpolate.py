@@ -104,7 +104,7 @@ def _looked_up(
 _COMPUTED: dict[str, Callable[[float, float], float]] = {
     "multiply": lambda a, b: a * b, "mul": lambda a, b: a * b, "add": lambda a, b: a + b, "sum": lambda a, b: a + b, "sub": lambda a, b: a - b, "subtract": lambda a, b: a - b,
     "div": lambda a, b: a / b, "divide": lambda a, b: a / b, "floor_div": lambda a, b: a // b, "int_div": lambda a, b: a // b,
-    "ceil_div": lambda a, b: -(-a // b), "min": min, "max": max,
+    "ceil_div": lambda a, b: -(-a // b), "div_up": lambda a, b: -(-a // b), "min": min, "max": max,
 }  # fmt: skip
 """Resolvers that NVIDIA's and other tools register under these names."""
 

@@ -57,6 +57,18 @@ def _of_fairseq(said: Mapping[str, Any]) -> tuple[str, str]:
     return task, next((kind for name, kind in _FAIRSEQ[masked:] if name.search(task)), "")
 
 
+def refuse_chosen(groups: Mapping[str, Any]) -> None:
+    """Refuse groups of Hydra's that choose a model without attention.
+
+    Raises:
+        SpecError: they do.
+    """
+    names = [str(name) for group, name in groups.items() if group.rpartition("/")[2] == "model"]
+    without = next((one for one in names if _WITHOUT_ATTENTION.fullmatch(one)), "")
+    if without:
+        raise SpecError("model", without[:60], f"trains a model that mixes tokens without attention: {PLANNED}")  # fmt: skip
+
+
 def refuse_tables(flat: Mapping[str, Any], name: str) -> None:
     """Refuse what tables describe, by names of fields that say something and by values.
 
@@ -74,10 +86,9 @@ def refuse_tables(flat: Mapping[str, Any], name: str) -> None:
     task, kind = _of_fairseq(said)
     if kind:
         raise SpecError("task", task[:60], f"trains {kind}: {PLANNED}")
-    named = [str(value) for key, value in said.items() if _OF_MODELS.search(key) or _MODEL_GROUP.search(key)]  # fmt: skip
-    without = next((one for one in named if _WITHOUT_ATTENTION.fullmatch(one)), "")
-    if without:
-        raise SpecError("model", without[:60], f"trains a model that mixes tokens without attention: {PLANNED}")  # fmt: skip
+    for key, value in said.items():
+        if _MODEL_GROUP.search(key) or _OF_MODELS.search(key):
+            refuse_chosen({"model": value})
     words = [one for value in said.values() for one in _texts(value)]
     for kind, names, values in _KINDS:
         if any(names.search(key) for key in said) or any(values.search(one) for one in words):
@@ -87,17 +98,27 @@ def refuse_tables(flat: Mapping[str, Any], name: str) -> None:
 _DRAWS = re.compile(r"\bcreate_diffusion\(|\bGaussianDiffusion\b|\bDDPMScheduler\b|\bUNet2D\w*|\bAutoencoderKL\b|^from diffusion\b", re.M)  # fmt: skip
 
 
+_TRANSLATES = re.compile(
+    r"\b(?:src|source)_vocab(?:_size)?\b(?=(?:.|\n){0,2000}\b(?:tgt|trg|target)_vocab(?:_size)?\b)"
+)
+"""A model with a vocabulary to read and one to write."""
+_UNMASKS = re.compile(r"^def forward_process\(|\bp_mask\b", re.M)
+"""How masked diffusion hides tokens of a text, whose decoder sees both sides."""
 _RECURS = re.compile(r"^class RWKV\w*\(|^[^\S\n]*from [\w.]+ import [^\n]*\bRWKV\b", re.M)
 
 
 def refuse_program(text: str, name: str) -> None:
-    """Refuse a loop whose code makes pictures or mixes tokens without attention, whatever it reads its words with.
+    """Refuse a loop whose code makes pictures, translates, or trains no decoder with attention, whatever it reads its words with.
 
     Raises:
         SpecError: it does.
     """
     if _DRAWS.search(text):
         raise SpecError("file", name[-60:], f"trains a diffusion model: {PLANNED}")
+    if _UNMASKS.search(text):
+        raise SpecError("file", name[-60:], f"trains a model by masked diffusion, which sees both sides of a token: {PLANNED}")  # fmt: skip
+    if _TRANSLATES.search(text):
+        raise SpecError("file", name[-60:], f"trains an encoder-decoder: {PLANNED}")
     if _RECURS.search(text):
         raise SpecError("file", name[-60:], f"trains a model that mixes tokens without attention (RWKV): {PLANNED}")  # fmt: skip
 

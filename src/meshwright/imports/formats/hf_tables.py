@@ -21,6 +21,10 @@ from meshwright.specs.huggingface import model_from_config
 
 def is_config(data: dict[str, Any]) -> bool:
     """Whether a table has TrainingArguments' words, outside or in a table of its own."""
+    if {"batch_size", "total_batch_size"} <= set(
+        data
+    ) and "per_device_train_batch_size" not in data:
+        return False  # words of a program of one's own around transformers' models
     return hf_programs.is_swift_table(data) or hf.is_trainer(data) or hf.is_trainer(nested(data)[1])
 
 

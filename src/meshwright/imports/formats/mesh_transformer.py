@@ -11,12 +11,18 @@ from meshwright.specs.huggingface import model_from_config
 from meshwright.specs.job import RECIPES
 from meshwright.specs.model import Model
 
+_OF_JAXFORMER = {
+    "model_layers": "layers", "model_dim": "d_model", "model_heads": "n_heads", "model_head_dim": "head_dim", "model_vocab_size": "n_vocab", "model_seq_len": "seq",
+    "model_pe_rotary_dims": "pe_rotary_dims", "opt_per_replica_batch": "per_replica_batch", "opt_params_partitions": "cores_per_replica",
+    "opt_gradient_accumulation_steps": "gradient_accumulation_steps", "opt_total_steps": "total_steps", "opt_lr_max": "lr",
+}  # fmt: skip
+"""What jaxformer, of the same descent (CodeGen), calls them."""
 _OWN = frozenset({"layers", "d_model", "n_heads", "cores_per_replica", "per_replica_batch"})
 
 
 def is_config(data: dict[str, Any]) -> bool:
     """Whether a table is one of theirs."""
-    return set(data) >= _OWN
+    return set(data) >= _OWN or {_OF_JAXFORMER.get(name, name) for name in data} >= _OWN
 
 
 def read(data: dict[str, Any], given: Given) -> Reading:
@@ -25,7 +31,7 @@ def read(data: dict[str, Any], given: Given) -> Reading:
     Raises:
         SpecError: a value that cannot be.
     """
-    options = Options(flattened(data))
+    options = Options(flattened({_OF_JAXFORMER.get(name, name): one for name, one in data.items()}))
     reading = Reading("mesh-transformer-jax JSON", likely="tpu-v4")
     tp = options.whole("cores_per_replica", default=8, least=1)
     cores = options.whole("tpu_size", default=tp, least=1)
@@ -63,4 +69,6 @@ def _model(options: Options) -> Model:
             "pe", options.word("pe"), "rotary positions, as GPT-J has them, are what can be read"
         )
     options.raw("pe_rotary_dims")
-    return model_from_config(config, "imported")
+    model = model_from_config(config, "imported")
+    head = options.whole("head_dim", default=model.head_dim, least=1)
+    return model if head == model.head_dim else model.but(head_dim=head)

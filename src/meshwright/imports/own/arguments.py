@@ -61,6 +61,10 @@ def _imported_parsers(tree: ast.Module, path: Path) -> dict[str, Any]:
         key=lambda node: "parse" not in " ".join(one.name for one in node.names)
     )  # its own first
     files = [imported_file(node, path.parent) for node in named]
+    for package in [one for one in files if one is not None and one.name == "__init__.py"]:
+        inside = parse_python(read_text(package, "file"))
+        handed = [one for one in inside.body if isinstance(one, ast.ImportFrom)] if inside is not None else []  # fmt: skip
+        files += [imported_file(node, package.parent) for node in handed]
     for inner in [one for one in files if one is not None][:_MOST_FILES]:
         text = read_text(inner, "file")
         parsed = parse_python(text) if "add_argument(" in text else None

@@ -100,6 +100,13 @@ def steps_in_classes(tree: ast.Module) -> bool:
     )
 
 
+_DECODES = re.compile(
+    r"^(?:import|from) jax\b(?=(?:.|\n)*(?:is_causal|causal_mask|make_causal|\btril\(|GPT|[Ll]anguage ?[Mm]odel))",
+    re.M,
+)
+"""A loop in JAX whose model is a decoder."""
+
+
 def unfollowed(text: str, name: str) -> SpecError:
     """Why a Python file that no reader took is none that can be imported, and what to give instead."""
     if _SERVICE.search(text):
@@ -112,6 +119,8 @@ def unfollowed(text: str, name: str) -> SpecError:
         return SpecError("file", name, "does not train: it tests")
     if whence and (loops or (starts and _TRAINS.search(text))):
         return SpecError("file", name, f"takes model and batch from {whence}: give the script or the configuration that it is started with")  # fmt: skip
+    if loops and ".backward(" not in text and _DECODES.search(text):
+        return SpecError("file", name, "describes no training run that can be followed: it trains a decoder by a loop of its own in JAX; `meshwright estimate` prices the layout that it has")  # fmt: skip
     if loops and starts_by_itself(text):
         return SpecError("file", name, "describes no training run of a language model: it has a loop that trains, and no line of it says that its model is a decoder of text")  # fmt: skip
     if re.search(r"^(?:def|class|@)\b|^async ", text, re.M) is None and (

@@ -80,6 +80,9 @@ def flags_of_words(launch: Launch) -> dict[str, Any]:
             flags.setdefault(
                 "model_name_or_path" if short == "name_or_path" else short, value.strip("\"'")
             )
+    described = flags.get("model_config")
+    if str(described).endswith(".json") and not set(flags) & set(option_names.NAMES):
+        flags["model_name_or_path"] = flags.pop("model_config")  # a checkpoint's own file of sizes
     return flags
 
 

@@ -54,6 +54,8 @@ _OF_A_LIBRARY = re.compile(
 )
 _TRAINER = re.compile(r"(?<!class )\b(\w*Trainer)\(")
 _SPAWNS = re.compile(r"\bspawn\(|\bmp\.Process\(")
+_CONFIGURED = re.compile(r"exec\(\s*open\(")
+"""nanoGPT's way: a command's words count over the program's constants, which are its defaults."""
 _FABRIC = re.compile(r"\bFabric\(")
 _NARROW = re.compile(r"(?i)16|8|half")
 """A width below 32 bits, as options spell it."""
@@ -121,7 +123,7 @@ def read(launch: Launch, given: Given, folder: Path | None) -> Reading | None:
         own.pop(SEVERAL, 0)
         said.pop(picks)
         own.pop(picks, None)
-    if not option_names.says_enough({**own, **said}):
+    if not option_names.says_enough({**own, **said}) or _CONFIGURED.search(text):
         own = own if tree is None else said_by(tree, others, said) | own
         own.pop(SEVERAL, 0)
         making = not option_names.says_batch(own)

@@ -212,7 +212,9 @@ def _tokens(text: str) -> int:
     return next((size for words, size in _TOKENIZERS.items() if re.search(words, text)), 0)
 
 
-_GATED = re.compile(r"[Ss]wi[Gg][Ll][Uu]|[Gg]e[Gg][Ll][Uu]|F\.silu\([^\n]*\*|gate_proj|\bw3\b")
+_GATED = re.compile(
+    r"[Ss]wi[Gg][Ll][Uu]|[Gg]e[Gg][Ll][Uu]|F\.silu\([^\n]*\*|gate_proj|\bw3\b|\* *(?:self\.|F\.)?(?:silu|swish|gelu)\("
+)
 _RMS = re.compile(r"RMSNorm|rms_?norm")
 _ROTARY = re.compile(r"(?i)rotary|\brope\b|freqs_cis|apply_rot")
 _LEARNED = re.compile(r"\bwpe\b|pos(?:ition(?:al)?)?_?emb\w*(?:_table)? *= *nn\.Embedding")

@@ -195,6 +195,8 @@ def repaired(text: str) -> str:
     """A text without what people leave in scripts and bash forgives or the grammar does not know."""
     text = text.replace("\r\n", "\n")
     text = re.sub(r"`#[^`\n]*`", "", text)  # a comment inside a command
+    # A here-document of no command, by which people comment lines out.
+    text = re.sub(r"(?m)^([ \t]*)(<<-?[ \t]*['\"]?\w+['\"]?[ \t]*)$", r"\1: \2", text)
     # A blank after the backslash of a continued line, and comments between continued lines.
     text = re.sub(r"\\[ \t]+\n", "\\\n", text)
     text = re.sub(r"\\\s*\Z", "\n", text)  # nothing follows the last line
