@@ -381,3 +381,24 @@ def test_a_device_with_less_power_than_its_sheet_runs_at_a_lower_clock():
     # Power goes with the cube of the clock: (5 / 7) ** (1 / 3).
     assert capped.peak("bf16") / whole.peak("bf16") == pytest.approx(0.894, abs=0.001)
     assert import_row(row(gpu="H100 SXM 700W")).cluster.device.peak("bf16") == whole.peak("bf16")
+
+
+@pytest.mark.parametrize(
+    ("cells", "bytes_"),
+    [
+        ({"setup": "Megatron-Bridge"}, 2.0),
+        ({"setup": "Megatron-Bridge; fp32 grad"}, 4.0),
+        ({"setup": "Megatron-Bridge; gradients reduced in fp32"}, 4.0),
+        ({"setup": "Megatron-Bridge; grad_reduce_in_fp32=False"}, 2.0),
+        ({"setup": "Megatron-DeepSpeed", "precision": "bf16 (fp32 grad accumulation)"}, 4.0),
+    ],
+)
+def test_gradients_in_fp32_are_read_wherever_a_row_says_so(cells, bytes_):
+    precision = import_row(row(**cells)).job.precision
+    assert (precision.gradient_bytes, precision.gradient_reduce_bytes) == (bytes_, bytes_)
+
+
+@pytest.mark.parametrize("words", ["first and last layers in bf16", "first/last bf16"])
+def test_first_and_last_layers_in_16_bits_are_two(words):
+    run = import_row(row(setup=f"Megatron-Bridge; {words}", precision="fp8"))
+    assert run.job.framework_options["layers_16bit"] == 2

@@ -230,11 +230,17 @@ def precision_of(
         return base
     if rule.lora and base.name == "fp8":
         base = base.but(parameter_bytes=1)  # frozen weights are kept in fp8
-    gradient = 4.0 if re.search(r"fp32 grad|grad\w{0,40}[ -]\w{0,40} ?(?:in )?fp32", text) else None
+    whole = says(_WHOLE_GRADIENTS, f"{text}; {row['setup']}")
+    # One buffer holds what is summed and what is reduced (Megatron-Core's grad_reduce_in_fp32) where both are alike.
+    one_buffer = known.gradient_bytes == known.gradient_reduce_bytes
     return base.but(
-        gradient_bytes=gradient or known.gradient_bytes,
-        gradient_reduce_bytes=known.gradient_reduce_bytes,
+        gradient_bytes=4.0 if whole else known.gradient_bytes,
+        gradient_reduce_bytes=4.0 if whole and one_buffer else known.gradient_reduce_bytes,
     )
+
+
+_WHOLE_GRADIENTS = r"fp32[ _-]grad|grad\w{0,40}[ -]\w{0,40} ?(?:in )?fp32|grad\w*_in_fp32"
+"""Gradients that are summed in fp32, as rows print it beside their precision or in a remark."""
 
 
 _FOUR_BIT_ROUNDS = re.compile(r"v5\.[1-9]|v[6-9]\.")

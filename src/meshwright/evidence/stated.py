@@ -52,6 +52,11 @@ STATED: tuple[tuple[str, dict[str, Any]], ...] = (
         },
     ),
     (r"fused[-_ ]cross[-_ ]?entropy", {"logits_bytes": 4.0, "loss_bytes": 8.0}),
+    # Megatron-Core's default is one layer at either end (num_layers_at_start_in_bf16, num_layers_at_end_in_bf16).
+    (
+        r"first[-_ ](?:and|/|\+)?[-_ ]?last[-_ ](?:layers?[-_ ])?(?:in[-_ ])?bf16|first/last (?:layers? )?(?:in )?bf16",
+        {"layers_16bit": 2},
+    ),
     (
         r"(?:many|various|varying|variable|different|(?:their|its) own) (?:sequence |sample )?lengths?|"
         r"\bunpadded|dynamic(?:ally)?[- ]padd|variable[- ]length|no packing|without packing|packing ?[=:] ?false",
