@@ -372,11 +372,12 @@ def _seq(reading: Reading, given: Given, stamp: Stamp, model: Model) -> int:
 
 def _padded(reading: Reading, fields: dict[str, Any], seq_len: int) -> int:
     """A length that is a bound, rounded up to what ranks that share a sequence divide evenly: their tool pads it."""
-    parts = 2 * int(fields.get("cp", 1))
-    if parts == 2 or seq_len % parts == 0 or not _guessed(reading, "--seq"):
+    ring, split = int(fields.get("cp", 1)), int(fields.get("tp", 1)) if fields.get("sequence_parallel") else 1  # fmt: skip
+    parts = (2 * ring if ring > 1 else 1) * split
+    if seq_len % parts == 0 or not _guessed(reading, "--seq"):
         return seq_len
     whole = -(-seq_len // parts) * parts
-    reading.guess("--seq", f"{parts // 2} ranks share a sequence, which is padded: {whole} tokens are priced")  # fmt: skip
+    reading.guess("--seq", f"{ring * split} ranks share a sequence, which is padded: {whole} tokens are priced")  # fmt: skip
     return whole
 
 

@@ -103,6 +103,12 @@ def refuse_other(data: Data, text: str, name: str) -> None:
         raise SpecError(
             "file", name, "describes no training run: it asks a service, which chooses how to run"
         )
+    if (
+        "rollouts_per_example" in data
+        and isinstance(data.get("model"), str)
+        and isinstance(data.get("env"), list)
+    ):
+        raise SpecError("file", name, "describes no training run of one's own: a service trains (Prime's hosted training), and chooses devices and layout itself")  # fmt: skip
     if "num_csx" in str(data.get("runconfig")) or str(data.get("backend")) == "CSX":
         raise SpecError("file", name, "describes no training run of GPUs or TPUs: it is for Cerebras' systems, which are not modelled")  # fmt: skip
     if re.search(r"^[^\S\n]*- mindspeed_mm/", text, re.MULTILINE):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from math import prod
 from typing import Any
 
 from meshwright.imports.interpolate import resolved
@@ -68,6 +69,9 @@ def read(data: dict[str, Any], given: Given) -> Reading:
     reading.dp = degrees.pop("dp", 1)
     _batches(options, reading, at)
     _layout(options, reading, at, engine, degrees)
+    # Its launcher asks for these and the servers', whatever a batch system gives.
+    reading.devices = reading.dp * prod(reading.layout.get(axis, 1) for axis in ("tp", "pp", "cp"))
+    reading.counts_itself = True
     _job(options, reading, at, mega=engine == "megatron")
     if options.flag(f"{at}use_lora"):
         adapters(

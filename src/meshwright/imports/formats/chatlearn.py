@@ -63,6 +63,7 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
     else:
         reading = _megatron(trainer, given, names, tokens)
     reading.devices = counted(trainer.get("num_gpu"))
+    reading.counts_itself = reading.devices > 0
     reading.global_batch = counted(runtime.get("train_global_batch_size"))
     reading.micro_batch = counted(trainer.get("train_micro_batch_size")) or counted(runtime.get("train_micro_batch_size"))  # fmt: skip
     reading.seq_len = tokens

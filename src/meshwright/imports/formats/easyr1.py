@@ -23,7 +23,7 @@ _NAMES = {
     "worker.actor.ulysses_sequence_parallel_size": f"{_ACTOR}ulysses_sequence_parallel_size",
     "worker.actor.padding_free": f"{_MODEL}use_remove_padding",
     "worker.actor.fsdp.enable_full_shard": f"{_ACTOR}fsdp_config.reshard_after_forward",
-    "worker.actor.fsdp.enable_cpu_offload": f"{_ACTOR}fsdp_config.offload_policy",
+    "worker.actor.fsdp.enable_cpu_offload": f"{_ACTOR}fsdp_config.cpu_offload",
     "worker.actor.fsdp.fsdp_size": f"{_ACTOR}fsdp_config.fsdp_size",
     "worker.actor.fsdp.torch_dtype": f"{_ACTOR}fsdp_config.model_dtype",
     "worker.actor.offload.offload_params": f"{_ACTOR}fsdp_config.param_offload",

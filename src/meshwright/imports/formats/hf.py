@@ -249,6 +249,13 @@ _PLAIN = re.compile(
 """Methods that train on the next token alone, or say how the weights are adapted."""
 
 
+_OF_PAIRS = frozenset({
+    "sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo", "sppo_hard", "aot", "aot_pair", "discopop", "apo_zero", "apo_down",
+    "rpo", "kto_pair", "sigmoid_norm",
+})  # fmt: skip
+"""Losses over pairs (trl/trainer/dpo_config.py, and scripts before it); other tasks' losses have other names."""
+
+
 def _task(options: Options, reading: Reading) -> None:
     """What is trained for, by a stage's name or by options that one task has."""
     for told in ("stage", "rlhf_type", "training_stage", "task_type", *_METHODS):
@@ -264,6 +271,8 @@ def _task(options: Options, reading: Reading) -> None:
         name_task(reading, "grpo")
     elif options.has("beta") and options.has("max_prompt_length", "max_completion_length"):
         name_task(reading, options.loose("loss_type"))
+        name_task(reading, "dpo")
+    elif options.word("loss_type") in _OF_PAIRS:
         name_task(reading, "dpo")
     if reading.task in ("grpo", "rloo"):
         reading.reference = bool(options.number("beta", default=0.0))

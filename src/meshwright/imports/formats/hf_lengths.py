@@ -43,9 +43,9 @@ def sequences(options: Options, reading: Reading) -> None:
         reading.seq_len = options.whole("response_length") + prompt
 
 
-def summed(options: Options, reading: Reading, prompt: int) -> None:
-    """Take the longest prompt and the longest answer together for every sequence of a run that generates."""
-    answer = options.whole("max_completion_length")
+def summed(options: Options, reading: Reading, prompt: int, *answers: str) -> None:
+    """Take the longest prompt and the longest answer, by TRL's name or by `answers`, together for every sequence of a run that generates."""
+    answer = options.whole(*answers or ("max_completion_length",))
     reading.seq_len = prompt + answer
     reading.guess(
         "--seq",

@@ -81,7 +81,7 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
     reading.device = reading.device or "ascend-910b"
     resource = policy.get("actor_resource")
     if count := counted(resource.get("num_npus") if isinstance(resource, dict) else None):
-        reading.devices = count
+        reading.devices, reading.counts_itself = count, True
     name_task(reading, str(training.get("stage", "")))
     reading.reference |= bool(policy.get("use_integrated_worker")) or "ref_config" in data
     _lengths(data, policy, reading)

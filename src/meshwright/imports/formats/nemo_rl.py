@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,9 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
         options.whole("cluster.num_nodes"),
         options.whole("cluster.gpus_per_node"),
     )
+    reading.counts_itself = (
+        reading.hosts > 0 and reading.per_host > 0
+    )  # Ray's devices, whatever a script counts
     if options.raw("policy.generation.colocated.enabled") is False:
         away = "policy.generation.colocated.resources."
         taken, cards = options.whole(f"{away}num_nodes"), options.whole(f"{away}gpus_per_node")
@@ -158,7 +162,7 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
 
 
 def _filled(options: Options, reading: Reading) -> None:
-    """Micro-batches that are filled with whole sequences up to a number of tokens."""
+    """Micro-batches that are filled with whole sequences up to a number of tokens, and hold no more than a replica has."""
     for way in ("sequence_packing", "dynamic_batching"):
         if not options.flag(f"policy.{way}.enabled"):
             continue
@@ -170,6 +174,11 @@ def _filled(options: Options, reading: Reading) -> None:
             reading.guess("--micro-batch", f"micro-batches are filled to {tokens} tokens; {reading.micro_batch} sequences are taken")  # fmt: skip
         elif way == "dynamic_batching":
             reading.unmodelled(f"policy.{way}", "micro-batches are filled to a number of tokens; a fixed one is priced")  # fmt: skip
+        ranks = prod(reading.layout[axis] for axis in ("tp", "cp", "pp"))
+        share = reading.global_batch * ranks // max(1, reading.hosts * reading.per_host)
+        if 0 < share < reading.micro_batch:
+            reading.guess("--micro-batch", f"a replica's share of a step is {share} sequences, fewer than the {reading.micro_batch} of a micro-batch; {share} are taken")  # fmt: skip
+            reading.micro_batch = share
 
 
 def _engine(options: Options, reading: Reading, get: str, megatron_on: bool) -> None:

@@ -87,6 +87,7 @@ def read(data: dict[str, Any], given: Given, folder: Path | None = None) -> Read
         reading.guess("--seq", f"rows are packed to {reading.seq_len} tokens; full ones are priced")
         reading.job["document_masking"] = True
         _head(options, reading, at, _by_itself(folder))
+    reading.counts_itself = any(name.startswith("deployment.num_") for name in options.values)
     if options.has("deployment.num_train_gpus", "deployment.num_gpus"):
         reading.devices = options.whole("deployment.num_train_gpus", "deployment.num_gpus")
     elif options.has("deployment.num_train_nodes", "deployment.num_nodes"):

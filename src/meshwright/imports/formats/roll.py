@@ -70,6 +70,7 @@ def read(data: dict[str, Any], given: Given) -> Reading:
         refuse_other(reading.model_name)
     reading.devices = _devices(str(options.raw(f"{get}device_mapping") or ""))
     reading.per_host = options.whole("num_gpus_per_node")
+    reading.counts_itself = reading.devices > 0
     reading.micro_batch = options.whole(
         f"{get}training_args.per_device_train_batch_size", default=1
     )

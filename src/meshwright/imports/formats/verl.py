@@ -235,10 +235,10 @@ def _verl_sft(options: Options, reading: Reading, program: str) -> None:
             "--micro-batch",
             f"micro-batches are filled to {tokens} tokens; {reading.micro_batch} sequences are taken",
         )
-    if options.flag(
-        "model.fsdp_config.cpu_offload", "model.fsdp_config.offload_params", "engine.offload_policy"
-    ):
+    if options.flag("model.fsdp_config.cpu_offload", "model.fsdp_config.offload_params"):
         reading.offload |= {"optimizer", "parameters"}
+    if options.flag("engine.offload_policy"):
+        engines.offloaded(options, reading, "engine.strategy")
     if options.flag("model.use_remove_padding", "use_remove_padding"):
         reading.job["document_masking"] = True
 

@@ -130,6 +130,14 @@ def sharing(options: Options, *names: str) -> int:
     return next((many for name in names if (many := options.whole(name, default=1)) > 1), 1)
 
 
+def offloaded(options: Options, reading: Reading, *strategies: str) -> None:
+    """FSDP2's policy of offloading, which verl's first FSDP, its default, does not ask for."""
+    if options.word(*strategies, default="fsdp") == "fsdp":
+        reading.note("only fsdp2 offloads during a step; fsdp, which runs here, does not take it", "offload_policy")  # fmt: skip
+    else:
+        reading.offload |= {"optimizer", "parameters"}
+
+
 def fsdp_layout(options: Options, reading: Reading, actor: str) -> None:
     """Sharding, recomputation and offload of verl's FSDP engine.
 
@@ -144,6 +152,8 @@ def fsdp_layout(options: Options, reading: Reading, actor: str) -> None:
     if sp > 1:
         reading.layout["cp_method"] = "ulysses"
     if options.flag(f"{where}offload_policy"):
+        offloaded(options, reading, f"{actor}strategy", f"{where}strategy")
+    if options.flag(f"{where}cpu_offload"):
         reading.offload |= {"optimizer", "parameters"}
     if "bf" in options.word(f"{where}model_dtype", default="fp32"):
         reading.job["precision"] = RECIPES["pure-bf16"].model_dump()

@@ -46,6 +46,7 @@ _RENAMED = {
     "lora.rank": "lora_rank", "lora.r": "lora_r", "lora.alpha": "lora_alpha", "lora.target_modules": "lora_target_modules",
     "lora.dropout": "lora_dropout", "distributed_args.stage": "zero_stage", "deepspeed.stage": "zero_stage", "zero.stage": "zero_stage", "optimizer_args.class_name": "optimizer", "full_shard": "use_fsdp",
     "activation_checkpointing.enabled": "activation_checkpointing", "gradient_checkpointing.enabled": "gradient_checkpointing",
+    "activation_checkpointing.enable": "activation_checkpointing", "gradient_checkpointing.enable": "gradient_checkpointing", "fsdp.enable": "use_fsdp", "lora.enable": "use_lora", "peft.enable": "use_peft",
     "adapter.type": "peft_method", "adapter.r": "lora_r", "adapter.alpha": "lora_alpha", "adapter.target_modules": "lora_target_modules",
     "train_batch_size0": "per_device_train_batch_size", "adapter.dropout": "lora_dropout", "gradient_checkpointing.activate": "gradient_checkpointing", "gradient_checkpointing.use": "gradient_checkpointing", "quantization.bits": "bits", "deepspeed.config_path": "deepspeed_config", "deepspeed.config_file": "deepspeed_config", "deepspeed.config": "deepspeed_config", "fsdp.enabled": "use_fsdp", "lora.enabled": "use_lora", "peft.enabled": "use_peft", "fp8.enabled": "fp8_enabled",
 }  # fmt: skip
@@ -91,7 +92,7 @@ def lacking(data: dict[str, Any]) -> list[str]:
     return [what for what, there in found.items() if not there]
 
 
-_OF_TEXT = re.compile(r"(?i)tokeni[sz]|^vocab|^(?:max_)?seq(?:uence)?_?len|^max_(?:seq|context|length|tokens)|^context_|^block_size$|^lora_|^n_ctx$|^packing$")  # fmt: skip
+_OF_TEXT = re.compile(r"(?i)tokeni[sz]|^vocab|^(?:max_)?seq(?:uence)?_?len|^max_(?:seq|context|length|tokens|prompt_|response_|completion_)|^context_|^block_size$|^lora_|^n_ctx$|^packing$")  # fmt: skip
 """Names that only a run over text has."""
 
 

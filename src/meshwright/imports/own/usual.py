@@ -16,6 +16,7 @@ from meshwright.imports.options import Options
 from meshwright.imports.other_models import says_text
 from meshwright.imports.own.named_models import as_named
 from meshwright.imports.own.option_names import (
+    ANSWER_LENGTHS,
     BATCHES,
     BATCHES_OF_TOKENS,
     CHOSEN,
@@ -48,6 +49,8 @@ _SHARED_SEQUENCES = (
     "seq_parallel_size", "sequence_parallel_degree", "seq_parallel_degree", "sp_degree", "ulysses_degree", "ulysses_parallel_size",
     "ulysses_sequence_parallel_size", "ulysses_size", "ds_sequence_parallel_size",
 )  # fmt: skip
+_PROMPTS = ("max_prompt_length", "max_prompt_tokens", "max_prompt_len")
+_RESPONSES = (*ANSWER_LENGTHS, "max_response_tokens", "max_completion_tokens", "max_response_len")
 _SHARDING = {
     "full": 3, "full_shard": 3, "fsdp": 3, "hybrid": 3, "hsdp": 3, "hybrid_shard": 3, "shard_grad_op": 2, "grad_op": 2,
     "hybrid_shard_zero2": 2, "fsdp1": 3, "fsdp2": 3, "no_shard": 0, "ddp": 0, "none": 0, "no": 0,
@@ -106,6 +109,8 @@ def read_table(
     reading.seq_len = options.whole(*LENGTHS)
     if not reading.seq_len and options.has("max_completion_length"):
         summed(options, reading, options.whole("max_prompt_length", default=512))
+    elif not reading.seq_len and options.has(*_PROMPTS) and options.has(*_RESPONSES):
+        summed(options, reading, options.whole(*_PROMPTS), *_RESPONSES)
     if str(options.values.get("device")).lower() == "tpu":
         options.read.add("device")
         reading.likely = "tpu-v4"
@@ -239,7 +244,12 @@ def _degrees(options: Options, reading: Reading) -> None:
 def _sharding(options: Options, reading: Reading) -> None:
     strategy = options.word("sharding_strategy", "fsdp_sharding_strategy", "dist_strategy", "fsdp_type")  # fmt: skip
     strategy = strategy.replace("-", "_").removeprefix("fsdp_") or strategy
-    for name in ("strategy", "accelerate_mode"):  # of many things a program calls so
+    for name in (
+        "strategy",
+        "accelerate_mode",
+        "fsdp_mode",
+        "data_parallel_mode",
+    ):  # of many things a program calls so
         if not strategy and str(options.values.get(name)).strip().lower() in (*_SHARDING, "auto"):
             strategy = options.word(name)
     stage = options.whole("zero_stage", "deepspeed_stage", default=-1, least=-1)

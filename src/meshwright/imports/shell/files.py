@@ -31,6 +31,18 @@ def write_file(script: Script, named: str, text: str) -> None:
     script.files[posixpath.basename(unmarked(named)) or "file"] = text
 
 
+_SETTINGS = re.compile(r"\.(?:ya?ml|json|toml|conf|cfg|ini|sh)")
+
+
+def copy(script: Script, words: list[str]) -> None:
+    """`cp SETTINGS.yaml OTHER.yaml`, where the file is at hand."""
+    named = [word for word in words[1:] if not word.startswith("-")]
+    if len(named) != 2 or not all(_SETTINGS.fullmatch(posixpath.splitext(one)[1]) for one in named):
+        return
+    if (text := file_text(script, named[0])) is not None:
+        write_file(script, named[1], text)
+
+
 def substitute(script: Script, source: str, target: str) -> bool | None:
     """`envsubst < source > target`."""
     text = file_text(script, source)

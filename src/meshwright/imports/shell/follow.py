@@ -24,7 +24,7 @@ from meshwright.imports.shell.builtins import (
     text_of_shell,
 )
 from meshwright.imports.shell.conditions import test_command, truth
-from meshwright.imports.shell.files import changed_in_place
+from meshwright.imports.shell.files import changed_in_place, copy
 from meshwright.imports.shell.output import asks_for_npu, printed_by, searched
 from meshwright.imports.shell.redirect import herestring, joined, pipeline, redirected
 from meshwright.imports.shell.state import (
@@ -250,6 +250,8 @@ def _start(script: Script, words: list[str], environment: dict[str, str]) -> boo
         said = f"{' '.join(words)[:50]}"
         script.doubts += [said] if said not in script.doubts else []
         return False
+    if base == "cp":
+        copy(script, words)
     if base == "sed" and changed_in_place(script, words):
         return True
     if (base in STARTERS or text_of_shell(written)) and starts_script(script, written, environment):

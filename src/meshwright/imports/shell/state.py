@@ -127,14 +127,22 @@ def parse(text: str) -> Node:
 _TICKS = re.compile(r"(?<!\\)`([^`\n\\]+)`")
 
 
-def read_tree(text: str) -> Node:
-    """The tree of a script; where the grammar fails, of the same with `$(…)` for its commands in backticks.
+_SUMS = re.compile(r"(?<!\$)\(\((?:[^()\n]|\([^()\n]*\))*\)\)")
+_ELEMENT = re.compile(r"(?<![\w${])([A-Za-z_]\w*\[\$(?:\{\w+\}|\w+)\])(?!\s*[-+*/%]?=(?!=))")
+"""An element of an array within `((…))`, where the grammar takes no variable between the brackets."""
 
-    tree-sitter's grammar loses its way in some of them (a substituted process before a pipe) up to the end.
+
+def read_tree(text: str) -> Node:
+    """The tree of a script; where the grammar fails, of the same in words that it knows.
+
+    tree-sitter's grammar loses its way in some commands in backticks (a substituted process before a pipe) and at elements of arrays in sums, up to the end.
     """
     root = parse(text)
     if root.has_error and "`" in text:
         again = parse(_TICKS.sub(r"$(\1)", text))
+        root = root if again.has_error else again
+    if root.has_error and "[$" in text:
+        again = parse(_SUMS.sub(lambda found: _ELEMENT.sub(r"${\1}", found[0]), text))
         root = root if again.has_error else again
     return _ended(root) if _LONG.search(text) else root
 
