@@ -331,3 +331,21 @@ def test_hyperpod_s_command_line() -> None:
 def test_what_is_said_of_other_programs(command: str, said: str) -> None:
     with pytest.raises(SpecError, match=said):
         _read(f"{command}\n")
+
+
+def test_a_program_is_told_the_file_that_its_script_writes(tmp_path: Path) -> None:
+    (tmp_path / "ds_TEMPLATE.json").write_text('{"zero_optimization": {"stage": CONFIG_ZERO}, "bf16": {"enabled": true}}')  # fmt: skip
+    (tmp_path / "train_own.py").write_text(
+        "import argparse\nfrom transformers import AutoModelForCausalLM, Trainer, TrainingArguments\n"
+        "parser = argparse.ArgumentParser()\nparser.add_argument('--load')\nparser.add_argument('--micro-batch-size', type=int, default=4)\n"
+        "args = parser.parse_args()\nmodel = AutoModelForCausalLM.from_pretrained(args.load)\n"
+        "training_args = TrainingArguments(output_dir='out', per_device_train_batch_size=args.micro_batch_size, deepspeed='./ds_config.json')\n"
+        "Trainer(model=model, args=training_args).train()\n"
+    )
+    (tmp_path / "run.sh").write_text(
+        'ZERO=3\nfile=ds_config.json\nsed "s/CONFIG_ZERO/${ZERO}/" ds_TEMPLATE.json > ${file}\n'
+        "torchrun --nproc_per_node 8 train_own.py --load Qwen/Qwen3-4B --micro-batch-size 2\n"
+    )
+    found = import_file(tmp_path / "run.sh", GUESS)
+    assert (found.layout.zero, found.layout.micro_batch) == (3, 2)
+    assert not _said(found, "deepspeed")

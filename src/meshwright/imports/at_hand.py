@@ -82,7 +82,7 @@ def trainer(script: Script, launch: Launch, given: Given, folder: Path | None) -
     name_task(reading, path.name)
     said = {name.replace("-", "_"): typed(value) for name, value in flags_of(launch.words).items()}
     try:
-        return programs.read(text, str(path), given, said, reading, folder)
+        return programs.read(text, str(path), given, said, reading, folder, script)
     except SpecError as error:
         if program == launch.program and "takes model and batch from" not in str(error):
             raise

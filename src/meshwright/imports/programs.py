@@ -38,6 +38,7 @@ from meshwright.imports.own.program_settings import (
 from meshwright.imports.own.sizes import texts_beside
 from meshwright.imports.own.tables import inert
 from meshwright.imports.reading import Given, Reading
+from meshwright.imports.shell.state import Script
 from meshwright.imports.tasks import name_made, name_task
 from meshwright.specs.errors import SpecError
 
@@ -135,6 +136,7 @@ def read(
     said: dict[str, Any] | None = None,
     reading: Reading | None = None,
     folder: Path | None = None,
+    script: Script | None = None,
 ) -> Reading:
     """Return what such a program runs.
 
@@ -142,6 +144,7 @@ def read(
         said: what the command that starts it says, by the names of the program's own options.
         reading: what its launcher says already.
         folder: where files that it names lie.
+        script: what starts it, and may have written them.
 
     Raises:
         SpecError: not Python, or a value that cannot be.
@@ -189,7 +192,7 @@ def read(
     if kind and kind != "sft":  # over what the names of its outputs say
         name_task(reading, kind)
     reading = hf.fill(
-        Options(found | _STAGES.get(str(made["_trainer"]), {})), reading, given, folder
+        Options(found | _STAGES.get(str(made["_trainer"]), {})), reading, given, folder, script
     )
     if computed:
         told = ", ".join(f"{key} from {text}" for key, text in computed.items())
