@@ -326,6 +326,7 @@ def test_hyperpod_s_command_line() -> None:
         ),
         ("python benchmark/gather_output.py --output_dir x", "does not train"),
         ("python -m tools.own_hybrid run", "inside tools.own_hybrid"),
+        ('exec bash "$SOURCE/slurm/own_4x5090.sbatch"', "it starts own_4x5090.sbatch"),
     ],
 )
 def test_what_is_said_of_other_programs(command: str, said: str) -> None:

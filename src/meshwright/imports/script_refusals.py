@@ -17,7 +17,7 @@ _OF_FILES = re.compile(r"\[\[? !? ?-[defhrsxL] ")
 def starts_another(text: str) -> str:
     """What is said of the last script that a script starts; empty where it starts none."""
     started = re.findall(  # a bounded number of options: a line of nothing else costs its square
-        r"(?m)^(?![ \t]*#).*?\b(?:bash|sh)[ \t]+(?:-\w+[ \t]+){0,8}[\"']?([^\s\"'|;]*\.sh|\$\{?TRAIN\w*)\b",
+        r"(?m)^(?![ \t]*#).*?\b(?:bash|sh)[ \t]+(?:-\w+[ \t]+){0,8}[\"']?([^\s\"'|;]*\.(?:sh|sbatch|slurm)|\$\{?TRAIN\w*)\b",
         text,
     )
     if not started:
