@@ -350,3 +350,23 @@ def test_a_program_is_told_the_file_that_its_script_writes(tmp_path: Path) -> No
     found = import_file(tmp_path / "run.sh", GUESS)
     assert (found.layout.zero, found.layout.micro_batch) == (3, 2)
     assert not _said(found, "deepspeed")
+
+
+def test_a_written_file_calculated_from_what_nothing_sets() -> None:
+    """`"train_batch_size": $((MB * 8))` says nothing where MB is the caller's to say."""
+    text = (
+        'Z=3\ncat > ds.json <<EOF\n{\n  "train_batch_size": $(( ${MB} * 8 )),\n  "zero_optimization": {"stage": $Z, "reduce_bucket_size": 5e9},\n'
+        '  "bf16": {"enabled": true}\n}\nEOF\n'
+        "deepspeed --num_gpus 8 train.py --deepspeed ds.json --model_name_or_path Qwen/Qwen3-4B --per_device_train_batch_size 2 --learning_rate 1e-5 --output_dir x\n"
+    )
+    reading = _read(text)
+    assert (reading.layout["zero"], reading.micro_batch) == (3, 2)
+
+
+def test_nemo_launcher_s_evaluations_are_no_runs_of_neox() -> None:
+    text = (
+        "run: {name: own}\ntrainer: {devices: 1, num_nodes: 1, precision: bf16}\ntensor_model_parallel_size: 1\npipeline_model_parallel_size: 1\n"
+        "model_parallel_size: ${multiply:${.tensor_model_parallel_size}, ${.pipeline_model_parallel_size}}\ninference: {greedy: true}\n"
+    )
+    with pytest.raises(SpecError, match="describes no training run"):
+        _read(text, "own.yaml")

@@ -31,10 +31,14 @@ _NAMED = (
 )
 
 
+_LITERAL = re.compile(r"-?[\d.]+(?:[eE][-+]?\d+)?|true|false|null|True|False|None|-?Infinity|NaN")
+"""Values that JSON and its like have without quotes."""
+
+
 def json_named(script: Script, folder: Path | None, named: str) -> dict[str, Any] | None:
     """A JSON file that a script writes itself or that lies beside it; None where it is not here."""
     base = posixpath.basename(unmarked(named).strip())
-    text = script.files.get(named) or script.files.get(base)
+    text, path = script.files.get(named) or script.files.get(base), None
     if text is None:
         path = beside(folder, named)
         if path is None:
@@ -42,6 +46,8 @@ def json_named(script: Script, folder: Path | None, named: str) -> dict[str, Any
         text = read_text(path, "--deepspeed")
     # `"train_batch_size": $BATCH` that nothing sets is no value at all.
     text = re.sub(r"(:\s*)(?=[,}\n])", r'\1"auto"', unmarked(text))
+    if path is None:  # written by the script: nor is one that it calculates from such
+        text = re.sub(r"(:\s*)([^\s\"\[{,}][^,}\n]*)", lambda found: found[0] if _LITERAL.fullmatch(found[2].strip()) else f'{found[1]}"auto"', text)  # fmt: skip
     data = parse_json(document_text.without_comments(text), "--deepspeed", base, LIMITS)
     return data if isinstance(data, dict) else None
 

@@ -40,7 +40,7 @@ def is_config(data: dict[str, Any]) -> bool:
     return (
         bool(keys & {"pipe_parallel_size", "model_parallel_size"})
         or ({"num_layers", "hidden_size"} <= keys and its)
-    ) and not {"model", "modules"} & keys
+    ) and not {"model", "modules", "trainer"} & keys
 
 
 _ITS = {"pos_emb", "no_weight_tying", "gpt_j_residual", "gpt_j_tied", "output_layer_parallelism", "attention_config", "bias_gelu_fusion", "train_micro_batch_size_per_gpu",
