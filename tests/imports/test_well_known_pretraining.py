@@ -335,3 +335,26 @@ def test_a_hydra_experiment_is_read_over_the_configuration_that_chooses_it(tmp_p
     model = found.model
     assert (model.layers, model.hidden, found.layout.micro_batch) == (20, 1024, 16)
     assert (found.job.global_batch, found.job.seq_len) == (256, 2048)
+
+
+def test_a_table_of_ones_own_takes_the_file_of_adapters_that_it_names(tmp_path):
+    (tmp_path / "lora.yaml").write_text("type: lora\nr: 4\nlora_alpha: 16\ntarget_modules: [q_proj, v_proj]\n")  # fmt: skip
+    text = "model: llama3-8b\nmax_length: 2048\nbatch_size: 2\nlr0: 5e-5\nepochs: 3\npeft_config_path: lora.yaml\n"
+    (tmp_path / "run.yaml").write_text(text)
+    assert import_file(tmp_path / "run.yaml", GUESS).job.finetune.label() == "lora rank 4 on q, v"
+    (tmp_path / "lora.yaml").unlink()
+    found = import_file(tmp_path / "run.yaml", GUESS)
+    assert any("is not here" in one.text for one in found.remarks if one.option == "peft_config_path")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["fla-hub/gla-1.3B-100B", "fla-hub/retnet-1.3B", "fla-hub/delta_net-1.3B"])  # fmt: skip
+def test_a_checkpoint_named_for_its_recurrence_is_refused(name):
+    text = f"model_name_or_path: {name}\nper_device_train_batch_size: 2\nlearning_rate: 1e-4\nmax_seq_length: 2048\n"
+    with pytest.raises(SpecError, match="without attention"):
+        import_text(text, "run.yaml", GUESS)
+
+
+def test_a_relation_of_x_transformers_says_its_vocabulary_as_num_tokens():
+    made = "GRAD_ACCUM_EVERY = 4\nmodel = nGPT(num_tokens=256, dim=512, depth=8, heads=8)\noptimizer = torch.optim.Adam(model.parameters())"
+    found = _looped(made)
+    assert (found.model.vocab, found.model.layers, found.job.global_batch) == (256, 8, 16)

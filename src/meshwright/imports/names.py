@@ -49,8 +49,13 @@ _HEARING = re.compile(
     r"(?:^|[_-])(?:audio|tts|asr|speech|musicgen|voxtral|canary|parakeet|moshi|tacotron\d?|waveglow|fastspeech\d?|wav2vec\d?|hubert|quartznet|citrinet|conformer)(?:[_-]|\d|$)",
     re.IGNORECASE,
 )
+_LINEAR = re.compile(
+    r"(?:^|[_-])(?:gla|hgrn\d?|retnet|(?:gated[_-]?)?delta[_-]?net|rwkv\d?)(?:[_-]|\d|$)",
+    re.IGNORECASE,
+)
+"""What mixes tokens by a recurrence alone, as flash-linear-attention's hub has it."""
 _RECURRENT = re.compile(
-    r"(?:^|[_-])(?:falcon-h1|falcon-mamba|mamba\d?|jamba|zamba\d?|bamba|rwkv\d?|nemotron-?h|nemotron[-_]3|granite-4\.0-h|lfm2|"
+    r"(?:^|[_-])(?:falcon-h1|falcon-mamba|mamba\d?|jamba|zamba\d?|bamba|nemotron-?h|nemotron[-_]3|granite-4\.0-h|lfm2|"
     r"recurrentgemma|olmo-hybrid)(?:[_-]|\d|$)",
     re.IGNORECASE,
 )
@@ -127,6 +132,8 @@ def refuse_other(name: str, *, described: bool = False) -> None:
         if _IMAGES.search(short)
         else "a model of speech"
         if _HEARING.search(short)
+        else "a model that mixes tokens without attention"
+        if _LINEAR.search(short)
         else ""
     )
     if kind == "a vision-language model":

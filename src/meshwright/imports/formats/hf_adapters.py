@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 from meshwright.imports.beside import beside
 from meshwright.imports.interpolate import read_table
@@ -19,7 +20,7 @@ from meshwright.imports.tuning import (
     width_in_words,
 )
 
-_FILES = ("peft_config_path", "lora_config_path", "adapter_config_path", "peft_config_file", "lora_config_file", "peft_config", "lora_config", "adapter_config")  # fmt: skip
+ADAPTER_FILES = ("peft_config_path", "lora_config_path", "adapter_config_path", "peft_config_file", "lora_config_file", "peft_config", "lora_config", "adapter_config")  # fmt: skip
 """Options that name the file of adapters, or the folder that PEFT saved them in."""
 _OF_FILE = ("r", "lora_alpha", "lora_dropout", "target_modules", "modules_to_save", "use_dora", "peft_type", "init_r")  # fmt: skip
 
@@ -30,19 +31,30 @@ def take_file(options: Options, reading: Reading, folder: Path | None) -> None:
     Raises:
         SpecError: it is no table.
     """
-    name = next((one for one in _FILES if isinstance(options.values.get(one), str)), "")
+    name = next((one for one in ADAPTER_FILES if isinstance(options.values.get(one), str)), "")
     named = options.loose(name) if name else ""
     if not re.search(r"[/.]", named):
         return
+    for field, value in of_file(name, named, reading, folder).items():
+        options.values.setdefault(field, value)
+
+
+def of_file(name: str, named: str, reading: Reading, folder: Path | None) -> dict[str, Any]:
+    """What a file of adapters says, its rank as `lora_r`; nothing where it is not here, which is said.
+
+    Args:
+        name: the option that names it.
+
+    Raises:
+        SpecError: it is no table.
+    """
     path = beside(folder, f"{named}/adapter_config.json") or beside(folder, named)
     if path is None or path.suffix not in (".json", ".yaml", ".yml"):
         reading.guess(name, f"{named[-60:]} is not here: what it says of the adapters is not seen")
-        return
+        return {}
     said = read_table(path)
     inner = next((one for key in ("peft_config", "lora_config", "lora") if isinstance(one := said.get(key), dict)), said)  # fmt: skip
-    for field in _OF_FILE:
-        if inner.get(field) is not None:
-            options.values.setdefault("lora_r" if field == "r" else field, inner[field])
+    return {"lora_r" if field == "r" else field: inner[field] for field in _OF_FILE if inner.get(field) is not None}  # fmt: skip
 
 
 _WIDTHS = {"load_in_4bit", "load_in_8bit", "use_4bit", "use_8bit", "bits", "quant_bit"}

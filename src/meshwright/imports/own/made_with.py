@@ -20,7 +20,7 @@ ALIASES = {
     "dim_ff": "d_ff", "dim_feedforward": "d_ff", "ffn_hidden_dim": "ffn_dim", "context_size": "context_length", "n_ctx": "context_length",
     "n_positions": "context_length", "seqlen": "seq_len", "max_sequence_length": "max_seq_len", "drop_rate": "dropout", "n_vocab": "vocab_size",
     "vocabulary_size": "vocab_size", "embedding_dimension": "emb_dim", "layer_count": "num_layers", "transformer_layer_count": "num_layers", "num_transformer_layers": "num_layers",
-    "gradient_accumulate_every": "gradient_accumulation_steps", "attention_head_count": "n_heads", "head_count": "n_heads", "kv_head_count": "num_kv_heads", "feed_forward_dimension": "d_ff", "maximum_sequence_length": "max_seq_len", "train_seq_len": "max_seq_len", "train_max_seq_len": "max_seq_len",
+    "gradient_accumulate_every": "gradient_accumulation_steps", "grad_accum_every": "gradient_accumulation_steps", "attention_head_count": "n_heads", "head_count": "n_heads", "kv_head_count": "num_kv_heads", "feed_forward_dimension": "d_ff", "maximum_sequence_length": "max_seq_len", "train_seq_len": "max_seq_len", "train_max_seq_len": "max_seq_len",
 }  # fmt: skip
 """Further names that hand-written programs give the usual sizes."""
 _BARE = {
@@ -282,7 +282,7 @@ def _of_lit_gpt(table: dict[str, Any]) -> dict[str, Any]:
 
 
 def tokens_wrapped(tree: ast.Module) -> int:
-    """How many tokens x-transformers' wrapper is made for (`num_tokens`, a word of other things elsewhere)."""
-    made = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and dotted(node.func).endswith("TransformerWrapper"))  # fmt: skip
+    """How many tokens a model is made for that x-transformers or its relations make (`num_tokens`, a word of other things elsewhere)."""
+    made = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and {"num_tokens"} < {word.arg for word in node.keywords} and {"depth", "attn_layers"} & {word.arg for word in node.keywords})  # fmt: skip
     words = (dict(Known(tree).keywords(node)) for node in made)
     return next((one["num_tokens"] for one in words if isinstance(one.get("num_tokens"), int)), 0)

@@ -101,8 +101,8 @@ def read(text: str, name: str, given: Given, folder: Path | None) -> Reading | N
         raise SpecError("file", Path(name).name, f"trains a transformer of something else than text: its code has no vocabulary, no tokenizer and no cross entropy: {PLANNED}")  # fmt: skip
     own = said_by(tree, parts[1:])
     several = own.pop(SEVERAL, 0)
-    if wrapped:
-        own["vocab_size"] = tokens_wrapped(tree) or own.get("vocab_size", 0)
+    if "num_tokens" in text and (tokens := tokens_wrapped(tree)):
+        own["vocab_size"] = tokens
     _refuse_unsaid(text, tree, own, name, given)
     mixed: dict[str, Any] = {}
     if given.model is None and mixes_experts([one for one in map(parse_python, parts) if one], own):

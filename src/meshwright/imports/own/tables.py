@@ -8,13 +8,14 @@ from typing import Any
 
 from meshwright.imports.cloud import tables
 from meshwright.imports.formats import deepspeed
+from meshwright.imports.formats.hf_adapters import ADAPTER_FILES, of_file
 from meshwright.imports.formats.hf_sharding import deepspeed_named
 from meshwright.imports.interpolate import resolved
 from meshwright.imports.options import counted, flattened
 from meshwright.imports.other_models import refuse_tables, says_text
 from meshwright.imports.own import option_names, usual
 from meshwright.imports.own.made_with import describes, usual_names
-from meshwright.imports.reading import Given, Reading
+from meshwright.imports.reading import Given, Reading, Remark
 from meshwright.imports.script_devices import device_named, take_resources
 from meshwright.imports.tasks import is_task, name_task
 from meshwright.imports.tuning import refuse_vector_tables
@@ -150,13 +151,11 @@ def read(data: dict[str, Any], given: Given, folder: Path | None = None) -> Read
     sharded = (
         flags.pop("ds_cfgs", None) or flags.pop("deepspeed_config", None) or flags.get("deepspeed")
     )
-    stored = str(flags.pop("bits", flags.pop("bit", "")))
-    if stored in ("int4", "4", "int8", "8"):
-        flags[f"load_in_{stored[-1]}bit"] = True
-    elif re.search(r"float|^(?:16|32)$", stored):
-        flags.setdefault("dtype", stored if "float" in stored else f"float{stored}")
+    _store(flags)
     teacher = next((name for name in flat if re.search(r"(?:^|[._])teacher(?!_forcing)", name)), "")
+    aside = _adapt(flags, folder)
     reading = usual.read_table(flags, given, _TITLE, inert)
+    reading.remarks += aside
     if table is not None:
         _shard(reading)
         deepspeed.apply(table, reading, given, prefix="deepspeed.")
@@ -187,6 +186,24 @@ def read(data: dict[str, Any], given: Given, folder: Path | None = None) -> Read
     if not reading.shard and any(one.option.startswith(("hybrid", "hsdp")) for one in reading.remarks):  # fmt: skip
         reading.shard = reading.per_host  # which the remark says
     return reading
+
+
+def _store(flags: dict[str, Any]) -> None:
+    """Take in how many bits weights are held, where a table says that by a number or a type."""
+    stored = str(flags.pop("bits", flags.pop("bit", "")))
+    if stored in ("int4", "4", "int8", "8"):
+        flags[f"load_in_{stored[-1]}bit"] = True
+    elif re.search(r"float|^(?:16|32)$", stored):
+        flags.setdefault("dtype", stored if "float" in stored else f"float{stored}")
+
+
+def _adapt(flags: dict[str, Any], folder: Path | None) -> list[Remark]:
+    """Add the adapters of the file that a table names for them, and say where it is not here."""
+    aside = Reading("")
+    kept = next((one for one in ADAPTER_FILES if re.search(r"\.(?:ya?ml|json)$", str(flags.get(one)))), "")  # fmt: skip
+    if kept:
+        flags |= {"use_lora": True} | of_file(kept, str(flags.pop(kept)), aside, folder)
+    return aside.remarks
 
 
 def _count(flat: dict[str, Any], reading: Reading) -> None:
