@@ -358,3 +358,11 @@ def test_a_relation_of_x_transformers_says_its_vocabulary_as_num_tokens():
     made = "GRAD_ACCUM_EVERY = 4\nmodel = nGPT(num_tokens=256, dim=512, depth=8, heads=8)\noptimizer = torch.optim.Adam(model.parameters())"
     found = _looped(made)
     assert (found.model.vocab, found.model.layers, found.job.global_batch) == (256, 8, 16)
+
+
+def test_a_family_of_ones_own_is_read_as_the_one_that_its_name_builds_on(tmp_path):
+    (tmp_path / "tiny.json").write_text('{"model_type": "lckv-llama", "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 22, "num_attention_heads": 32, "num_key_value_heads": 4, "vocab_size": 32000, "layer_types": "0_1_2"}')  # fmt: skip
+    (tmp_path / "run.sh").write_text("accelerate launch run_clm.py --config_name tiny.json --per_device_train_batch_size 32 --block_size 1024 --learning_rate 3e-4 --bf16 --do_train --output_dir out\n")  # fmt: skip
+    found = import_file(tmp_path / "run.sh", GUESS)
+    assert (found.model.layers, found.model.kv_heads, found.job.seq_len) == (22, 4, 1024)
+    assert any("lckv-llama is read as the llama" in one.text for one in found.remarks if one.kind == "guess")  # fmt: skip

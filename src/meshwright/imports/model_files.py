@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from meshwright.imports.beside import beside
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.shell.words import unmarked
 from meshwright.specs.foreign import Limits, parse_json, read_text
-from meshwright.specs.huggingface import model_from_config
+from meshwright.specs.huggingface import READERS, model_from_config
 
 _LIMITS = Limits(any_number=True, last_wins=True)
+_BUILDS_ON = re.compile(r"[-_](llama|mistral|qwen2|qwen3)$")
+"""A family of a program's own, named for the one that it changes (`lckv-llama`)."""
+_SHAPE = frozenset({"hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"})  # fmt: skip
+_BESIDE = frozenset({"num_key_value_heads", "head_dim", "tie_word_embeddings", "max_position_embeddings", "hidden_act", "rms_norm_eps", "rope_theta"})  # fmt: skip
 
 
 def describe(reading: Reading, given: Given, folder: Path | None) -> None:
@@ -27,7 +32,12 @@ def describe(reading: Reading, given: Given, folder: Path | None) -> None:
     data = parse_json(read_text(path, "file"), "file", path.name, _LIMITS)
     if not isinstance(data, dict) or not isinstance(data.get("model_type"), str):
         return
-    reading.model = model_from_config(data, path.parent.name if path.name == "config.json" else path.stem, path.name)  # fmt: skip
+    name = path.parent.name if path.name == "config.json" else path.stem
+    built = _BUILDS_ON.search(data["model_type"])
+    if built is not None and data["model_type"] not in READERS and set(data) >= _SHAPE:
+        reading.guess("--model", f"{data['model_type'][:40]} is read as the {built[1]} that it builds on by its name; what it does otherwise is not priced")  # fmt: skip
+        data = {field: data[field] for field in data if field in _SHAPE | _BESIDE} | {"model_type": built[1]}  # fmt: skip
+    reading.model = model_from_config(data, name, path.name)
     reading.note(f"is described by {path.parent.name}/{path.name}", "--model")
 
 
