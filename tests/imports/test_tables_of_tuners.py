@@ -295,3 +295,81 @@ def test_a_plan_of_tensors_is_as_wide_as_accelerate_s_table_says(tmp_path):
     (tmp_path / "run.sh").write_text("accelerate launch --config_file tp.yaml train.py --model_name_or_path Qwen/Qwen3-4B --tp_plan auto --per_device_train_batch_size 1 --bf16\n")  # fmt: skip
     run = import_file(tmp_path / "run.sh", GUESS)
     assert (run.layout.tp, run.layout.dp, run.layout.world) == (2, 4, 8)
+
+
+def test_llama_factory_s_ancestors_cut_question_and_answer_each():
+    words = "python src/train_bash.py --stage sft --do_train --model_name_or_path Qwen/Qwen1.5-7B --finetuning_type lora --per_device_train_batch_size 1 --fp16"
+    run = import_text(f"{words} --max_source_length 1024 --max_target_length 512\n", "r.sh", GUESS)
+    assert run.job.seq_len == 1536
+    assert not [one for one in run.remarks if one.kind == "unread"]
+
+
+def test_a_checkpoint_of_fewer_than_four_bits_is_said_to_be_priced_in_four():
+    text = MCA.split("pipeline_model")[0].replace("finetuning_type: full", "finetuning_type: lora")
+    run = import_text(text.replace("Qwen/Qwen3-30B-A3B", "x/Qwen3-4B-AQLM-2Bit-1x16"), "l.yaml", Given(guess=True, model=load_model("qwen3-4b")))  # fmt: skip
+    assert "fewer than 4 bits" in said(run, "model_name_or_path")
+
+
+def test_names_that_a_template_leaves_stand_for_themselves():
+    text = AXOLOTL + "output_dir: {{ runs }}/one\ndataset_prepared_path:  {{runs}}/data\n"
+    assert import_text(text, "config.yml", GUESS).model.name == "llama2-7b"
+
+
+ESTIMATOR = """from sagemaker.huggingface import HuggingFace
+estimator = HuggingFace(entry_point="train.py", source_dir="SOURCE", instance_type="ml.p4d.24xlarge", instance_count=1, hyperparameters={"model_name_or_path": "Qwen/Qwen3-4B", "per_device_train_batch_size": 2, "bf16": True, "max_seq_length": 512}, distribution={"torch_distributed": {"enabled": True}})
+estimator.fit()
+"""
+ADAPTED = """import argparse
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM
+from trl import SFTTrainer, SFTConfig, TrlParser
+
+script_args, training_args = TrlParser((ScriptArguments, SFTConfig)).parse_args_and_config()
+model = AutoModelForCausalLM.from_pretrained(script_args.model_name_or_path)
+trainer = SFTTrainer(model=model, args=training_args, peft_config=LoraConfig(r=12, lora_alpha=8, target_modules="all-linear"))
+trainer.train()
+"""
+
+
+@pytest.mark.parametrize("source", ["../scripts/fsdp", "./inner"])
+def test_a_job_s_program_lies_where_its_source_says(tmp_path, source):
+    (tmp_path / "notebooks").mkdir()
+    place = tmp_path / "notebooks" / source
+    place.mkdir(parents=True)
+    (place / "train.py").write_text(ADAPTED)
+    path = tmp_path / "notebooks" / "start.py"
+    path.write_text(ESTIMATOR.replace("SOURCE", source))
+    tune = import_file(path, GUESS).job.finetune
+    assert tune and tune.rank == 12
+
+
+LOOP = """import argparse, torch
+from accelerate import Accelerator
+from transformers import AutoModelForCausalLM
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--model_name_or_path", default="Qwen/Qwen3-4B", type=str)
+parser.add_argument("--max_seq_len", default=2048, type=int)
+parser.add_argument("--train_bsz_per_gpu", default=4, type=int)
+args = parser.parse_args()
+accelerator = Accelerator(mixed_precision="fp16")
+model = AutoModelForCausalLM.from_pretrained(args.model_name_or_path)
+SWITCH
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+loader = torch.utils.data.DataLoader(texts, batch_size=args.train_bsz_per_gpu)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+for batch in loader:
+    loss = model(**batch).loss
+    accelerator.backward(loss)
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("switch", "again"),
+    [("model.transformer.gradient_checkpointing = True", "full"), ("model.transformer.gradient_checkpointing = False", "none"),
+     ("args.gradient_checkpointing = True", "none")],
+)  # fmt: skip
+def test_a_model_s_own_switch_recomputes(switch, again):
+    run = import_text(LOOP.replace("SWITCH", switch), "tune.py", GUESS)
+    assert run.layout.recompute == again

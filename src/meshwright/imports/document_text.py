@@ -39,7 +39,16 @@ def parsed(text: str, name: str) -> Data:
                 # Flow-style YAML looks like JSON, too: words without quotes, comments with a #.
                 data = parse_yaml(text, "file", name, LIMITS)
     elif suffix in (".yaml", ".yml") or re.search(r"^[\w\"'-]+\s*:", text, re.MULTILINE):
-        data = parse_yaml(_tamed(_one_document(text, name)), "file", name, LIMITS)
+        document = _tamed(_one_document(text, name))
+        try:
+            data = parse_yaml(document, "file", name, LIMITS)
+        except SpecError:
+            named = _PLACEHOLDER.sub(
+                r"\1", document
+            )  # `{{model_dir}}/vocab.json` is a path below a name
+            if named == document:
+                raise
+            data = parse_yaml(named, "file", name, LIMITS)
         if isinstance(data, dict):
             data = {key: one for key, one in data.items() if key not in _merged(text)}
     elif re.search(r"^\[[\w.]+\]", text, re.MULTILINE):
@@ -54,6 +63,9 @@ def parsed(text: str, name: str) -> Data:
     if not isinstance(data, dict):
         raise SpecError("file", name, "describes no training run: it holds a list or a word; a table of named fields is expected")  # fmt: skip
     return data
+
+
+_PLACEHOLDER = re.compile(r"\{\{\s*([\w.]+)\s*\}\}")
 
 
 def _merged(text: str) -> set[str]:

@@ -47,8 +47,7 @@ def read(text: str, name: str, given: Given, folder: Path | None) -> tuple[Readi
     script = _script(cells, plain)
     if not trains and (started or _STARTS.search(script)):
         command, source = started or ("", "")
-        inner = folder / source if folder is not None and source and ".." not in source else folder
-        inner = inner if inner is not None and inner.is_dir() else folder
+        inner = started_in(folder, source)
         reading, stamp = scripts.read(script + command, name, given, inner, read_stamp(program))
         reading.note("the commands that the notebook starts are read, with the files that it writes", "file")  # fmt: skip
         if started:
@@ -109,7 +108,7 @@ def remote_command(program: str) -> tuple[str, str] | None:
     said = dict(known.keywords(job)) | (dict(known.keywords(code)) if code is not None else {})
     command = said.get("command")
     entry = said.get("entry_script") or said.get("entry_point")
-    source = str(said.get("source_dir") or "").strip("./")
+    source = str(said.get("source_dir") or "").removeprefix("./").rstrip("/")
     words = _words(said.get("hyperparameters"))
     _device, per_host = instance(_of(program, known))
     hosts = said.get("instance_count") or known.names.get("training_instance_count") or known.names.get("instance_count") or 1  # fmt: skip
@@ -122,6 +121,18 @@ def remote_command(program: str) -> tuple[str, str] | None:
     many = bool(re.search(r"Torchrun|torch_distributed|smdistributed|pytorchddp|MPI", spread))
     start = f"torchrun --nnodes {hosts} --nproc_per_node {per_host or 1}" if many else "python"
     return f"{start} {entry} {words}\n", source
+
+
+_BESIDE = re.compile(r"(?:\.\./){0,2}(?!\.\.)[\w.-]+(?:/(?!\.\.)[\w.-]+)*")
+"""A folder below this one, or below one of the two around it."""
+
+
+def started_in(folder: Path | None, source: str) -> Path | None:
+    """The folder that a job's program lies in: the one that its source names where that is at hand."""
+    if folder is None or not _BESIDE.fullmatch(source):
+        return folder
+    inner = folder / source
+    return inner if inner.is_dir() else folder
 
 
 def _words(table: Any) -> str:

@@ -34,7 +34,8 @@ def read(
 
     remote = notebooks.remote_command(text)
     if remote is not None:
-        reading, stamp = scripts.read(remote[0], f"{name}.sh", given, folder, stamp)
+        inner = notebooks.started_in(folder, remote[1])
+        reading, stamp = scripts.read(remote[0], f"{name}.sh", given, inner, stamp)
         notebooks.machine(text, reading)
         return reading, stamp
     tree = parse_python(text)

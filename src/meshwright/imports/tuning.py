@@ -49,6 +49,8 @@ def adapters(
     kept = (
         named if named in ("int4", "nvfp4", "mxfp4") else storage or _STORAGE.get(bits, "") or named
     )
+    if kept and re.search(r"(?i)(?<![a-z0-9])[23]-?bit", reading.model_name):
+        reading.unmodelled("model_name_or_path", "the frozen weights have fewer than 4 bits, by the checkpoint's name; 4 are priced")  # fmt: skip
     if kept:
         fields["storage"] = kept
         fields["method"] = (

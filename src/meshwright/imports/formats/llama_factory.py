@@ -67,6 +67,16 @@ def read(data: dict[str, Any], given: Given, folder: Path | None) -> Reading:
     return fill(options, reading, given, folder)
 
 
+def _length(options: Options, reading: Reading) -> None:
+    """Settle the cut of a sequence; LLaMA-Factory's ancestors cut prompt and answer each."""
+    sides = [options.whole(name) for name in ("max_source_length", "max_target_length")]
+    if "cutoff_len" in options:
+        return
+    options.values["cutoff_len"] = sum(sides) if all(sides) else 2048
+    if not all(sides):
+        reading.guess("--seq", "cutoff_len is not set; LLaMA-Factory's own, 2048, is taken")
+
+
 def fill(
     options: Options,
     reading: Reading,
@@ -81,9 +91,7 @@ def fill(
     """
     kind = options.word("finetuning_type", default="lora")
     bits = _width(options)
-    if "cutoff_len" not in options:
-        options.values["cutoff_len"] = 2048
-        reading.guess("--seq", "cutoff_len is not set; LLaMA-Factory's own, 2048, is taken")
+    _length(options, reading)
     if options.has("ray_num_workers", "ray_run_name") and not reading.world():
         each = options.whole("resources_per_worker.GPU", default=1) or 1
         reading.devices = (options.whole("ray_num_workers", default=1) or 1) * each

@@ -83,7 +83,17 @@ def recomputes(tree: ast.AST, known: Known) -> bool:
             return True
         if called.endswith(PREPARES) and recomputes_prepared(call, known):
             return True
-    return False
+    return any(_is_switch(node) for node in ast.walk(tree))
+
+
+_SWITCH = re.compile(r"(?:\w+_)?model(?:\.\w+)*\.gradient_checkpointing")
+
+
+def _is_switch(node: ast.AST) -> bool:
+    """Whether a line sets the switch of a model's own layers (`model.transformer.gradient_checkpointing = True`)."""
+    if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Constant):
+        return False
+    return node.value.value is True and any(_SWITCH.fullmatch(ast.unparse(one)) for one in node.targets)  # fmt: skip
 
 
 def switches_on(tree: ast.AST, known: Known) -> bool:
