@@ -7,7 +7,7 @@ import pytest
 from meshwright.imports.critique import criticise, price
 from meshwright.imports.files import import_file, import_text
 from meshwright.imports.names import model_named
-from meshwright.imports.patch import apply_edits, find_edit
+from meshwright.imports.patch import apply_edits, find_edits
 from meshwright.imports.reading import Given
 from meshwright.specs import SpecError, load_cluster, load_model
 
@@ -257,9 +257,7 @@ def test_a_framework_is_not_offered_what_it_has_not(tmp_path):
     ],
 )
 def test_an_edit_changes_one_value_where_it_is_set(text, option, expected):
-    edit = find_edit(text, option, "4")
-    assert edit is not None
-    assert apply_edits(text, [edit]) == expected
+    assert apply_edits(text, [next(find_edits(text, option, "4"))]) == expected
 
 
 def test_olmo_is_not_taken_for_llm_foundry():

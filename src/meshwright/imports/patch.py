@@ -26,11 +26,6 @@ class Edit:
         return f"line {self.line}: `{self.old.strip()}` becomes `{self.new.strip()}`"
 
 
-def find_edit(text: str, option: str, value: str) -> Edit | None:
-    """The first edit that gives an option another value; None where the file does not name it."""
-    return next(find_edits(text, option, value), None)
-
-
 def find_edits(text: str, option: str, value: str) -> Iterator[Edit]:
     """Every edit that gives an option another value, in the order of the lines.
 

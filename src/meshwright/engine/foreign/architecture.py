@@ -6,7 +6,6 @@ Only classes that transformers ships are built; code that a config names elsewhe
 from __future__ import annotations
 
 import contextlib
-import copy
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -226,11 +225,6 @@ def _parameters_without_memory() -> Iterator[None]:
             yield
     finally:
         nn.Module.register_parameter = register
-
-
-def with_changes(architecture: Architecture, **changes: Any) -> Architecture:
-    """The same with other values of its config."""
-    return Architecture(copy.deepcopy(architecture.config) | changes)
 
 
 def _line(error: Exception) -> str:

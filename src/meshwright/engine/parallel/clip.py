@@ -77,13 +77,6 @@ def counts_here(name: str, parameter: nn.Parameter, stage: Stage, world: World) 
     return data_first and (world.axes.tp.rank == 0 or not whole_on_tp)
 
 
-def gradient_norm(stages: Iterable[Stage], world: World) -> torch.Tensor:
-    """The 2-norm of the whole model's gradient, every element counted once; a scalar."""
-    total = squared_norm(stages, world)
-    dist.all_reduce(total, group=world.control)
-    return total.sqrt()
-
-
 def squared_norm(stages: Iterable[Stage], world: World) -> torch.Tensor:
     """This rank's share of the squared norm, fp64: what it alone counts.
 
