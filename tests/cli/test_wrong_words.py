@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 
 import pytest
 
@@ -71,6 +72,22 @@ def test_one_card_is_told_apart_from_a_whole_host(tmp_path, capsys):
     assert "one device is rtx4090:1x1" in capsys.readouterr().out
     run(["fits", str(file), "-c", "rtx4090:1x1"])
     assert "one device is" not in capsys.readouterr().out
+
+
+def test_another_tools_file_is_no_plan_and_the_sentence_says_who_reads_it(tmp_path, capsys):
+    file = tmp_path / "axolotl.yml"
+    file.write_text("base_model: NousResearch/Meta-Llama-3-8B\nadapter: qlora\n")
+    for command in ("explain", "simulate", "goodput"):
+        assert run([command, str(file)]) == 2
+        told = capsys.readouterr().err
+        assert "is no plan file" in told and "meshwright import" in told
+
+
+def test_measuring_needs_torch_and_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: None)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert run(["measure", "-o", str(tmp_path / "mine.toml")]) == 2
+    assert "meshwright[engine]" in capsys.readouterr().err
 
 
 def _run(seconds: float) -> str:

@@ -44,6 +44,8 @@ def command(
     import tomli_w
 
     from meshwright.cli.output import print_json
+
+    running.need_torch()
     from meshwright.engine.ranks.processes import RankError
     from meshwright.measure.assemble import assemble
     from meshwright.measure.local import Wanted, measure

@@ -212,6 +212,10 @@ def load_plan(path: str | Path) -> Plan:
         raise SpecError(
             "schema_version", version, f"this version reads plans up to schema {SCHEMA_VERSION}"
         )
+    if not {"model", "cluster", "job", "layout"} & data.keys():
+        raise SpecError(
+            "plan", str(path), "is no plan file, as `meshwright plan -o` writes it; `meshwright import` reads other tools' files"
+        )  # fmt: skip
     return Plan.parse(data)
 
 
