@@ -13,7 +13,9 @@ from meshwright.exports.hf import own_config
 from meshwright.exports.hf_classes import has_causal, has_images, takes_flash
 from meshwright.exports.targets import export
 from meshwright.imports.files import import_file
+from meshwright.planner.plan import plan
 from meshwright.specs import Job
+from meshwright.specs.clusters import load_cluster
 from meshwright.specs.errors import SpecError
 from meshwright.specs.hf_carried import carried
 from meshwright.specs.huggingface import model_from_config
@@ -153,3 +155,17 @@ def test_shards_of_a_family_s_own_layers_lose_what_one_process_does(config, tmp_
     script = [str(test_execution.VALIDATORS / "accelerate_cpu.py"), "train.py"]
     assert test_execution.run(cut, script, 2, **on, **said) == pytest.approx(plain, abs=3e-6)
     assert abs(plain[0] - plain[2]) > 1e-4
+
+
+def test_a_framework_answers_for_no_family_that_it_does_not_build():
+    """By default the plan of one that transformers alone has is one that can be started."""
+    model = model_from_config({"model_type": "helium", **BASE}, "tiny")
+    made = plan(model, load_cluster("h100:1x8"), Job(seq_len=32, global_batch=8), defend=False)
+    assert made.job.framework == "deepspeed"
+    assert unwritten(made.model, made.job, made.cluster) == ()
+    why = {one.framework: one.why_not for one in made.frameworks}
+    assert why["megatron"] == "has no helium among its models"
+    known = model.but(config_json=model.config_json.replace("helium", "mimo_v2_flash"))
+    made = plan(known, load_cluster("h100:1x8"), Job(seq_len=32, global_batch=8), defend=False)
+    lacking = {one.framework for one in made.frameworks if "among its models" in one.why_not}
+    assert lacking == {"torchtitan", "nanotron", "maxtext"}

@@ -160,6 +160,7 @@ def test_a_searched_shape_counts_what_its_card_says() -> None:
     model = model_from_config(searched(NAS))
     assert count_parameters(model).total == 49_867_145_216  # nvidia/Llama-3_3-Nemotron-Super-49B-v1
     assert sum(kind.startswith("attention") for kind in model.layer_kinds) == 49
+    assert model.ffn % 256 == 0  # as each block's is: the mean splits by tensors like them
     with pytest.raises(SpecError, match="block_configs"):
         model_from_config({**searched(NAS), "block_configs": [{"attention": {}}]})
 

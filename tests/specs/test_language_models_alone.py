@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 
 from meshwright.costs.parameters import count_parameters
+from meshwright.specs import huggingface, traced
+from meshwright.specs.errors import SpecError
 from meshwright.specs.huggingface import model_from_config
 
 torch = pytest.importorskip("torch")
@@ -45,3 +47,59 @@ def test_a_published_name_is_that_of_the_class() -> None:
         for name in ("minimax_m3", "minimax_m3_vl_text")
     )
     assert count_parameters(one).total == count_parameters(other).total
+
+
+def test_an_encoder_that_cannot_be_built_leaves_the_language_model(monkeypatch: Any) -> None:
+    """As where it is made by a package that is not installed."""
+    whole = {
+        "model_type": "aria",
+        "text_config": {"model_type": "nobodys_text"},
+        "vision_config": {},
+    }
+    text = {"model_type": "helium", **TEXT}
+
+    def without_pictures(config: Any) -> Any:
+        if "vision_config" in config:
+            raise SpecError("config.model_type", config["model_type"], "ImportError")
+        return traced.trace(config)
+
+    monkeypatch.setattr(huggingface, "trace", without_pictures)
+    model = model_from_config({**whole, "text_config": text})
+    assert count_parameters(model).total == count_parameters(model_from_config(text)).total
+    assert model.encoder is None
+    assert "the other parts are not counted" in model.source
+    with pytest.raises(SpecError, match="aria"):  # neither: what stood in the way of the whole
+        model_from_config(whole)
+
+
+def test_experts_for_images_are_of_the_language_model_and_no_token_of_text_visits_them() -> None:
+    text = {
+        "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 160,
+        "num_hidden_layers": 3, "moe_intermediate_size": [32, 16], "moe_num_experts": 4, "moe_k": 2,
+        "moe_num_shared_experts": 1, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 2, 4]},
+    }  # fmt: skip
+    vision = {"depth": 2, "hidden_size": 32, "num_heads": 2, "intermediate_size": 64}
+    config = {"model_type": "ernie4_5_vl_moe", "text_config": text, "vision_config": vision}
+    with torch.device("meta"):
+        made = transformers.AutoConfig.for_model(**config)
+        built = transformers.AutoModelForImageTextToText.from_config(made)
+    model = model_from_config(config)
+    assert count_parameters(model).total == sum(one.numel() for one in built.parameters())
+    assert model.experts is not None
+    assert (model.experts.experts, model.experts.ffn) == (4, 32)
+    seen = sum(
+        one.numel()
+        for name, one in built.named_parameters()
+        if "vision" in name.partition(".layers.")[0] or "resampler" in name
+    )
+    assert model.encoder is not None
+    assert model.encoder.parameters == seen
+
+
+def test_a_model_that_fills_in_words_is_counted_with_its_head() -> None:
+    config = {"model_type": "eurobert", **TEXT}
+    with torch.device("meta"):
+        made = transformers.AutoConfig.for_model(**config)
+        built = transformers.AutoModelForMaskedLM.from_config(made)
+    total = sum(one.numel() for one in built.parameters())
+    assert count_parameters(model_from_config(config)).total == total

@@ -110,7 +110,7 @@ def solve_all(
         for name in names
     }
     silent = _unwritten(question, runs, refuses)
-    if len(silent) == len(names):  # no tool can write it: it is planned for the first all the same
+    if len(silent) == len(names):  # none has it: it is planned for the first all the same
         silent.pop(names[0], None)
     found: list[tuple[Question, SearchResult]] = []
     left_out: list[list[Question]] = []
@@ -152,9 +152,10 @@ def solve_all(
 def _unwritten(
     question: Question, runs: dict[Framework, Job], refuses: Refuses | None
 ) -> dict[str, str]:
-    """Tools that train further whose files could not say the question, and why."""
+    """Frameworks that do not build the model, and tools that train further whose files could not say the question."""
     if refuses is None or question.job.finetune is None:
-        return {}
+        lacks = {name: framework(name).lacks_family(question.model) for name in runs}
+        return {name: f"has no {one} among its models" for name, one in lacks.items() if one}
     said = {name: refuses(question.model, job, question.cluster) for name, job in runs.items()}
     return {name: why for name, why in said.items() if why}
 

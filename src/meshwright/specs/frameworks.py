@@ -9,6 +9,7 @@ from pydantic import Field
 
 from meshwright.specs.base import Spec
 from meshwright.specs.errors import SpecError, nearest
+from meshwright.specs.hf_carried import carried
 from meshwright.specs.layout import Offload
 from meshwright.specs.model import Model
 from meshwright.specs.plain_families import plain_family
@@ -63,6 +64,9 @@ class Framework(Spec):
     checked: str = Field(description="the version whose code the cells were read from")
     builds_families: bool = Field(
         description="it builds a model by transformers' own class from a config.json"
+    )
+    families: tuple[str, ...] = Field(
+        (), description="`model_type`s that it builds by code of its own; none: not said"
     )
     exported: bool = Field(True, description="exports/ writes a plan in its language")
     exported_on: tuple[str, ...] = Field(
@@ -242,6 +246,17 @@ class Framework(Spec):
             return False
         hopper = "hopper" in on and any(name in device.lower() for name in _HOPPER)
         return not hopper and not ("amd" in on and vendor == "amd")
+
+    def lacks_family(self, model: Model) -> str:
+        """The `model_type` of a model that it does not build; empty where it does, or where nobody says.
+
+        Only of models with parts that no field describes: what fields describe is judged by them.
+        """
+        config = carried(model)
+        if not model.counted_parameters or config is None or not self.families:
+            return ""
+        named = str(config.get("model_type", model.family))
+        return "" if named in self.families else named
 
     def runs_sinks_plainly(self, model: Model, vendor: str, device: str) -> bool:
         """Whether a model's attention on a device is plain for the sake of its sinks."""

@@ -30,11 +30,13 @@ def nemotron_nas(config: Config) -> Fields:
     if not groups:
         raise SpecError("config.block_configs", None, "some layers need attention")
     widths = [_width(multiple, hidden) for _, multiple, _ in blocks]
+    mean = sum(widths) / max(sum(width > 0 for width in widths), 1)
     config.read |= {"intermediate_size", "num_key_value_heads"}
     fields = llama(
         config.spelt(
             num_hidden_layers=len(blocks), head_dim=head,
-            intermediate_size=max(round(sum(widths) / max(sum(w > 0 for w in widths), 1)), 1),
+            # It splits by tensors as each block's width does.
+            intermediate_size=max(round(mean / MULTIPLE), 1) * MULTIPLE,
             num_key_value_heads=heads // Counter(groups).most_common(1)[0][0],
         )
     )  # fmt: skip

@@ -140,9 +140,11 @@ def _multimodal(data: Mapping[str, Any], text: Mapping[str, Any], name: str, sou
             "config.text_config.model_type", kind, f"a family is expected: {_FAMILY_LIST}"
         )
     if _SAME_AS.get(kind, kind) not in READERS:
-        return _traced(
-            data, name or given, source or "a Hugging Face config.json", f"no reader for {given}"
-        )
+        source = source or "a Hugging Face config.json"
+        try:
+            return _traced(data, name or given, source, f"no reader for {given}")
+        except SpecError as error:
+            return _language_alone(inner, name or given, source, error)
     tied = data.get("tie_word_embeddings")
     if isinstance(tied, bool):
         inner.setdefault("tie_word_embeddings", tied)
@@ -160,6 +162,16 @@ def _multimodal(data: Mapping[str, Any], text: Mapping[str, Any], name: str, sou
     return model.but(
         source=f"{model.source}; {note}", encoder=encoder, counted_parameters=int(counted["total"])
     )
+
+
+def _language_alone(inner: Mapping[str, Any], name: str, source: str, error: SpecError) -> Model:
+    """The language model of a multimodal config whose encoder cannot be built (timm's, without timm); else why not."""
+    try:
+        model = _traced(inner, name, source, f"no reader for {inner['model_type']}")
+    except SpecError:
+        raise error from None
+    note = "the other parts are not counted: transformers cannot build them with what is installed"
+    return model.but(source=f"{model.source}; {note}")
 
 
 def _variant(data: Mapping[str, Any], name: str, source: str, error: UndescribedError) -> Model:

@@ -55,16 +55,18 @@ def tally(config: dict[str, Any]) -> dict[str, Any]:
         with torch.device("meta"):
             model, alone = _built(transformers, made)
     except Exception as error:
-        raise ValueError(f"{type(error).__name__}: {error}".splitlines()[0][:300]) from None
+        said = " ".join(str(error).split())
+        raise ValueError(f"{type(error).__name__}: {said}"[:300]) from None
     text = made.get_text_config() if hasattr(made, "get_text_config") else made
     layers: list[dict[str, int]] = []
     outside: dict[str, int] = {}
     encoder = 0
     for name, weight in model.named_parameters():
-        if _ENCODER.search(name):
+        found = _LAYER.search(name)
+        # What a layer of the language model has for images (experts of their own) is that layer's.
+        if _ENCODER.search(name if found is None else name[: found.start()]):
             encoder += weight.numel()
             continue
-        found = _LAYER.search(name)
         if found is None:
             outside[name] = weight.numel()
             continue
@@ -127,7 +129,7 @@ def _built(transformers: Any, made: Any) -> tuple[Any, bool]:
     A multimodal model where there is one, else the language model; that of a multimodal one may have no class of its own.
     """
     kinds = ("AutoModelForImageTextToText", "AutoModelForCausalLM", "", "AutoModelForMultimodalLM",
-             "AutoModelForSeq2SeqLM", "AutoModel")  # fmt: skip
+             "AutoModelForSeq2SeqLM", "AutoModelForMaskedLM", "AutoModel")  # fmt: skip
     failure: Exception | None = None
     for kind in kinds:
         try:
@@ -153,6 +155,8 @@ def _around(text: Any) -> Any:
 
 def _part(inner: str) -> str:
     """The part of a layer that a weight belongs to."""
+    if _ENCODER.search(inner):
+        return "other"  # tokens of text do not pass it
     if "expert" in inner and "shared" not in inner:
         return "experts"
     head = inner.split(".")[0]
