@@ -2,6 +2,9 @@
 
 import importlib.metadata
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 import test_execution
@@ -169,3 +172,56 @@ def test_a_framework_answers_for_no_family_that_it_does_not_build():
     made = plan(known, load_cluster("h100:1x8"), Job(seq_len=32, global_batch=8), defend=False)
     lacking = {one.framework for one in made.frameworks if "among its models" in one.why_not}
     assert lacking == {"torchtitan", "nanotron", "maxtext"}
+
+
+BRIDGED = {**GEMMA4, "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0}
+
+
+def test_megatron_bridge_builds_what_flags_do_not_say(tmp_path):
+    """Its recipe's model gives way to the bridge's, and overrides leave the shape alone."""
+    plan = of(BRIDGED, {"dp": 2, "tp": 2, "zero": 1, "sequence_parallel": True})
+    plan = plan.but(job=plan.job.but(precision=RECIPES["bf16-fp32-grads"]).model_dump())
+    with pytest.raises(SpecError, match="plain decoders"):
+        export(plan, "megatron")
+    export(plan, "megatron-bridge").write(tmp_path)
+    script = (tmp_path / "run.sh").read_text()
+    assert "bridge_model.py" in script
+    assert "model.tensor_model_parallel_size=2" in script
+    assert f"model.seq_length={JOB.seq_len}" in script
+    for shape in (
+        "num_layers",
+        "hidden_size",
+        "activation_func",
+        "gated_linear_unit",
+        "kv_channels",
+    ):
+        assert f"model.{shape}" not in script
+    # A checkout of which the program asks no more than this.
+    checkout = tmp_path / "checkout" / "scripts" / "training"
+    checkout.mkdir(parents=True)
+    (checkout / "run_recipe.py").write_text(
+        "from types import SimpleNamespace as Of\n"
+        "def load_recipe(name, peft_scheme=None): return Of(name=name, model='its own')\n"
+        "def main():\n    made = load_recipe('vanilla', peft_scheme=None)\n    print(made.name, *made.model)\n"
+    )
+    library = tmp_path / "library" / "megatron" / "bridge"
+    library.mkdir(parents=True)
+    (library / "__init__.py").write_text(
+        "class AutoBridge:\n"
+        "    def from_hf_config(config):\n        bridge = AutoBridge()\n        bridge.config = config\n        return bridge\n"
+        "    def to_megatron_provider(self, load_weights): return self.config.architectures, self.config.num_hidden_layers, load_weights\n"
+    )
+    (library.parent / "__init__.py").touch()
+    ran = subprocess.run(
+        [sys.executable, str(tmp_path / "bridge_model.py")], capture_output=True, text=True, check=True, cwd=tmp_path,
+        env={**os.environ, "MEGATRON_BRIDGE": str(tmp_path / "checkout"), "PYTHONPATH": str(tmp_path / "library")},
+    )  # fmt: skip
+    assert ran.stdout.split() == ["vanilla", "['Gemma4ForCausalLM']", "4", "False"]
+
+
+@pytest.mark.parametrize("name", ["gemma4-26b-a4b", "nemotron-h-8b", "glm-5"])
+def test_a_bridge_that_took_no_plan_of_ours_is_refused(name):
+    model = load_model(name)
+    job = Job(framework="nemo")
+    assert "no files can be written" in unwritten(model, job, load_cluster("h100:1x8"))[0]
+    assert unwritten(load_model("gemma4-31b"), job, load_cluster("h100:1x8")) == ()

@@ -256,13 +256,12 @@ def job_flags(plan: Plan) -> Flags:
 
 def all_flags(plan: Plan) -> Flags:
     """Every flag of the command line, architecture first."""
-    return (
-        model_flags(plan.model, plan.job.seq_len)
-        | parallel_flags(plan)
-        | job_flags(plan)
-        | dispatch_flags(plan)
-        | graph_flags(plan)
-    )
+    return model_flags(plan.model, plan.job.seq_len) | run_flags(plan)
+
+
+def run_flags(plan: Plan) -> Flags:
+    """Every flag but those of the architecture."""
+    return parallel_flags(plan) | job_flags(plan) | dispatch_flags(plan) | graph_flags(plan)
 
 
 LISTED = (

@@ -2,24 +2,34 @@
 
 Its configuration objects are Megatron-Core's own, so the overrides are the flags of Megatron-LM
 under the names of the fields. The base recipe sets nothing but defaults (`vanilla_gpt`), except for
-multi-head latent attention, which only the DeepSeek-V3 recipe's model provider has.
+multi-head latent attention, which only the DeepSeek-V3 recipe's model provider has. A model that flags have no words
+for is built by its bridge from a config.json (`bridged`); the overrides then leave its shape alone.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 
 from meshwright.exports import megatron
+from meshwright.exports.bridged import PROGRAM, bridged
 from meshwright.exports.canonical import canonical
-from meshwright.exports.megatron_model import Flags, band_fields, read_pattern
+from meshwright.exports.limit_rules import Problem
+from meshwright.exports.megatron_model import Flags, band_fields, model_problems, read_pattern
+from meshwright.specs.model import Model
 from meshwright.specs.numerics import numerics_of
 from meshwright.specs.plan import Plan
 
 RECIPES = {False: "vanilla_gpt_pretrain_config", True: "deepseek_v3_pretrain_config"}
 """Base recipe by whether the model has latent attention."""
 
-LIMITS = replace(megatron.LIMITS, title="Megatron-Bridge", framework="nemo")
+
+def _problems(model: Model) -> Iterator[Problem]:
+    yield from () if bridged(model) else model_problems(model)
+
+
+LIMITS = replace(megatron.LIMITS, title="Megatron-Bridge", framework="nemo", extra=_problems)
 VERSION = LIMITS.can.checked
 
 _SAME = {
@@ -103,33 +113,26 @@ def notes(plan: Plan) -> tuple[str, ...]:
 
 def words(plan: Plan) -> tuple[str, ...]:
     """The words after torchrun's: the recipe runner, the recipe, and the overrides."""
-    recipe = RECIPES[plan.model.latent_attention is not None]
     given = [f"{field}={value}" for field, value in overrides(plan).items()]
+    if bridged(plan.model):
+        return (PROGRAM, "--recipe", RECIPES[False], *given)
+    recipe = RECIPES[plan.model.latent_attention is not None]
     runner = '"${MEGATRON_BRIDGE:-.}/scripts/training/run_recipe.py"'
     return (runner, "--recipe", recipe, *given)
 
 
 def overrides(plan: Plan) -> dict[str, str]:
     """Field of the configuration → value as Hydra reads it."""
-    flags = megatron.all_flags(plan)
+    model, job = plan.model, plan.job
+    built = bridged(model)
+    flags = megatron.run_flags(plan) if built else megatron.all_flags(plan)
     found: dict[str, str] = {}
     for flag, value in flags.items():
         if flag in _FIELD:
             found[_FIELD[flag]] = _hydra(flag, value, plan)
-    model, job = plan.model, plan.job
-    if (
-        flags["position-embedding-type"] == "yarn"
-    ):  # whose fields have other names outside latent attention
-        found["model.yarn_rotary_scaling_factor"] = found.pop("model.rotary_scaling_factor")
-        rounded = "no-yarn-correction-range-round-to-int" not in flags
-        found["model.yarn_correction_range_round_to_int"] = _bool(rounded)
-    found["model.add_bias_linear"] = _bool(model.attention_out_bias)
-    found["model.share_embeddings_and_output_weights"] = _bool(model.tied_embeddings)
-    found["model.gated_linear_unit"] = _bool(model.gated)
-    gate = "quick_gelu" if flags.get("quick-geglu") else "silu"
-    plain = "squared_relu" if flags.get("squared-relu") else "gelu"
-    found["model.activation_func"] = gate if model.gated else plain
-    found |= _kernels(plan, flags)
+    # The data set would make a mask of each sample, 16 GiB of 128k tokens, which the step does not hand on.
+    found["dataset.create_attention_mask"] = "false"
+    found |= _beside_its_shape(plan, flags) if built else _shape(plan, flags, found)
     # Recipes bring optimizer states of their own precision; the plan prices fp32 ones.
     found["optimizer.use_precision_aware_optimizer"] = "false"
     found["tokenizer.vocab_size"] = str(model.vocab)
@@ -146,7 +149,7 @@ def overrides(plan: Plan) -> dict[str, str]:
     }
     if job.precision.compute == "fp32" and plan.layout.pp > 1:
         found["model.pipeline_dtype"] = "torch.float32"  # else the recipe of the precision says it
-    if model.latent_attention is not None:
+    if model.latent_attention is not None and not built:
         found |= {name: value for name, value in _LATENT_NEUTRAL.items() if name not in found}
         scaling = numerics_of(model).rope_scaling
         band = band_fields(scaling) if scaling is not None else {}
@@ -160,14 +163,38 @@ def overrides(plan: Plan) -> dict[str, str]:
     return found
 
 
+def _beside_its_shape(plan: Plan, flags: Flags) -> dict[str, str]:
+    """What is said of a model that a bridge builds: its sequence, how tokens reach experts, nothing predicted further."""
+    found = {"model.seq_length": str(plan.job.seq_len), "model.mtp_num_layers": "null"}
+    if plan.model.experts is not None and "moe-token-dispatcher-type" not in flags:
+        found["model.moe_token_dispatcher_type"] = "alltoall"
+    return found
+
+
+def _shape(plan: Plan, flags: Flags, given: dict[str, str]) -> dict[str, str]:
+    """What of a model's shape has no flag of its name, or other names here; renames those of `given`."""
+    model, found = plan.model, dict[str, str]()
+    if (
+        flags["position-embedding-type"] == "yarn"
+    ):  # whose fields have other names outside latent attention
+        found["model.yarn_rotary_scaling_factor"] = given.pop("model.rotary_scaling_factor")
+        rounded = "no-yarn-correction-range-round-to-int" not in flags
+        found["model.yarn_correction_range_round_to_int"] = _bool(rounded)
+    found["model.add_bias_linear"] = _bool(model.attention_out_bias)
+    found["model.share_embeddings_and_output_weights"] = _bool(model.tied_embeddings)
+    found["model.gated_linear_unit"] = _bool(model.gated)
+    gate = "quick_gelu" if flags.get("quick-geglu") else "silu"
+    plain = "squared_relu" if flags.get("squared-relu") else "gelu"
+    found["model.activation_func"] = gate if model.gated else plain
+    return found | _kernels(plan, flags)
+
+
 def _kernels(plan: Plan, flags: Flags) -> dict[str, str]:
     """Fused kernels as Megatron-LM's own arguments have them; the recipe's model begins without, and with a mask.
 
     Its configuration refuses a fused GELU without biases and a squared ReLU (transformer_config.py).
     """
-    model = plan.model
-    # The data set would make a mask of each sample, 16 GiB of 128k tokens, which the step does not hand on.
-    found = {"model.bias_dropout_fusion": "true", "dataset.create_attention_mask": "false"}
+    model, found = plan.model, {"model.bias_dropout_fusion": "true"}
     if model.gated or (model.attention_out_bias and not flags.get("squared-relu")):
         found["model.bias_activation_fusion"] = "true"
     if flags["position-embedding-type"] == "rope" and not flags.get("no-rope-fusion"):

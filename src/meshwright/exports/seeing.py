@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from meshwright.costs.encoders import trains
+from meshwright.exports.bridged import bridged
 from meshwright.exports.hf import own_config
 from meshwright.exports.hf_classes import has_images
 from meshwright.exports.inputs import PLACEHOLDER
@@ -99,6 +100,8 @@ def words_beside(model: Model, can: Framework) -> list[str]:
     tools for fine-tuning alone read, and layers that transformers leaves out.
     """
     encoder, sees = model.encoder, _sees(can.name, model.encoder)
+    if can.name == "nemo" and bridged(model):
+        return []
     if can.builds_families and own_config(model) is not None:
         found = [FURTHER_TOKENS] if model.predict_layers else []
         return found + ([ENCODER] if encoder is not None and not sees else [])

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from meshwright.exports import (
     accelerate,
+    bridged,
     clouds,
     deepspeed,
     finetuning,
@@ -110,7 +111,7 @@ FRAMEWORKS: dict[str, Framework] = {
         nanotron.notes, of_nanotron,
     ),
     "megatron-bridge": Framework(
-        "Megatron-Bridge", megatron_bridge.VERSION, megatron_bridge.LIMITS, _no_files,
+        "Megatron-Bridge", megatron_bridge.VERSION, megatron_bridge.LIMITS, bridged.files,
         megatron_bridge.words, megatron_bridge.notes, of_bridge,
     ),
     "primus": Framework(
