@@ -230,3 +230,14 @@ def test_a_service_that_trains_is_no_run_of_ones_own() -> None:
     text = 'model = "Qwen/Qwen3-8B"\nmax_steps = 60\nbatch_size = 64\nrollouts_per_example = 8\nlearning_rate = 1e-5\n[[env]]\nid = "a/b"\n'
     with pytest.raises(SpecError, match="a service trains"):
         read_any(text, "rl.toml", GUESS, None)
+
+
+def test_torchtunes_workers_that_train() -> None:
+    """A recipe whose workers train, generate or score: what trains stands in a table of its own."""
+    text = (
+        "model: {_component_: torchtune.models.qwen2_5.qwen2_5_3b}\ntokenizer: {_component_: torchtune.models.qwen2_5.qwen2_5_tokenizer, max_seq_len: 1024}\n"
+        "orchestration: {num_inference_workers: 4, num_training_workers: 2}\ninference: {batch_size: 1}\ntraining:\n  batch_size: 16\n"
+        "  enable_activation_checkpointing: true\n  optimizer: {_component_: torch.optim.AdamW, lr: 1e-5}\n"
+    )
+    reading = read_any(text, "c.yaml", GUESS, None)[0]
+    assert (reading.world(), reading.micro_batch, reading.layout["recompute"]) == (2, 16, "full")

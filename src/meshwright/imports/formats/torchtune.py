@@ -10,7 +10,7 @@ from typing import Any
 
 from meshwright.imports.interpolate import merged, resolved, words_to_table
 from meshwright.imports.names import PLANNED, model_named
-from meshwright.imports.options import Options, flags_of, flattened
+from meshwright.imports.options import Options, counted, flags_of, flattened
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.recipes import optimizer_or_adamw, torch_moments
 from meshwright.imports.tasks import name_task
@@ -39,9 +39,9 @@ def read(data: dict[str, Any], given: Given, overrides: list[str], text: str = "
     Raises:
         SpecError: it does not train, or a value cannot be.
     """
-    data = merged(resolved(data), words_to_table(overrides))
-    options = Options(flattened(data))
     reading = Reading("torchtune YAML", options=dict(EDITS))
+    data = _of_trainers(merged(resolved(data), words_to_table(overrides)), reading)
+    options = Options(flattened(data))
     component = options.text("model._component_", "policy_model._component_", "policy._component_")
     if not component or not options.has("optimizer._component_"):
         raise SpecError("optimizer", None, "no optimizer: this recipe does not train")
@@ -77,6 +77,18 @@ def read(data: dict[str, Any], given: Given, overrides: list[str], text: str = "
 def _shipped() -> dict[str, Any]:
     text = resources.files("meshwright.imports").joinpath("data/torchtune_recipes.toml").read_text("utf-8")  # fmt: skip
     return tomllib.loads(text)
+
+
+def _of_trainers(data: dict[str, Any], reading: Reading) -> dict[str, Any]:
+    """What the workers that train are told in a recipe whose workers each have a task of their own; other recipes as they are."""
+    workers, told = data.get("orchestration"), data.get("training")
+    if not (isinstance(workers, dict) and isinstance(told, dict)):
+        return data
+    reading.devices = counted(workers.get("num_training_workers"))
+    reading.counts_itself = reading.devices > 0
+    reading.note("the workers that train are priced, not those that generate and score", "orchestration")  # fmt: skip
+    apart = ("orchestration", "training", "inference", "postprocessing", "reward_functions")
+    return {name: one for name, one in data.items() if name not in apart} | told
 
 
 def read_named(words: list[str], given: Given) -> Reading:
