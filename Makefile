@@ -100,6 +100,23 @@ browser: $(VENV)/full.done
 	  apt-get install -y --no-install-recommends chromium fonts-dejavu-core; then exit 0; fi; \
 	$(BIN)/playwright install chromium
 
+# Megatron-Bridge's own program, newer than its releases, with the Megatron-LM that it names: of each what is run.
+# Both may come from elsewhere: make … BRIDGE=PATH MEGATRON=PATH, with addresses or folders that git can clone.
+BRIDGE ?= https://github.com/NVIDIA-NeMo/Megatron-Bridge
+MEGATRON ?= https://github.com/NVIDIA/Megatron-LM
+BRIDGE_COMMIT := 067f987df03b8355b03192d88d70f1709fedf51a
+BRIDGE_AT := $(VENV)/validate/megatron-bridge-067f987
+SPARSELY := git clone -q --filter=blob:none --no-checkout
+
+$(BRIDGE_AT):
+	@rm -rf $@.part
+	$(SPARSELY) $(BRIDGE) $@.part
+	cd $@.part && git sparse-checkout set src scripts && git checkout -q $(BRIDGE_COMMIT)
+	$(SPARSELY) $(MEGATRON) $@.part/3rdparty/Megatron-LM
+	cd $@.part/3rdparty/Megatron-LM && git sparse-checkout set megatron && \
+	  git checkout -q $$(git -C ../.. rev-parse HEAD:3rdparty/Megatron-LM)
+	@mv $@.part $@
+
 # Parsers of exports that take minutes to install.
 validate-more: $(VENV)/full.done
 	$(PIP) --no-deps --target $(VENV)/validate/torchtitan-0.3.0 torchtitan==0.3.0
@@ -143,10 +160,7 @@ validate-more: $(VENV)/full.done
 	  tokenizers==0.22.2 huggingface_hub==1.21.0
 	-$(PIP) --no-deps --target $(VENV)/validate/nanotron-2411b02 dacite==1.9.2 \
 	  git+https://github.com/huggingface/nanotron@2411b022a75fb7f7561a1bb4166706da5e1b76de
-	-test -d $(VENV)/validate/megatron-bridge-067f987 || { \
-	  git clone -q --filter=blob:none https://github.com/NVIDIA-NeMo/Megatron-Bridge $(VENV)/validate/megatron-bridge-067f987 && \
-	  cd $(VENV)/validate/megatron-bridge-067f987 && git checkout -q 067f987df && \
-	  git submodule -q update --init 3rdparty/Megatron-LM; }
+	-$(MAKE) $(BRIDGE_AT)
 	$(PIP) --no-deps --target $(VENV)/validate/triton-3.6.0 triton==3.6.0
 	$(PIP) --no-deps --target $(VENV)/validate/torchtitan-needs \
 	  spmd_types==0.2.3 tyro==1.0.17 torchdata==0.11.0 torch_checkpointing==0.1.1 einops==0.8.2 \

@@ -45,7 +45,10 @@ KEPT = "kept"
 SCRIPTS = ("fsdp", "deepspeed", "accelerate", "trainer", "lightning")
 """Targets whose program is a script of our own, which saves and goes on."""
 TINY = Model(name="tiny", layers=2, hidden=64, heads=8, kv_heads=4, head_dim=8, ffn=96, vocab=160)
+OFFLOADED = ("optimizer", "parameters")
 VALIDATE = Path(os.environ.get("MESHWRIGHT_VALIDATE") or Path(sys.prefix) / "validate")
+OPERATORS = VALIDATE / "operators"
+"""What DeepSpeed compiles at its first start, kept apart from what others compile."""
 
 
 @dataclass
@@ -131,14 +134,17 @@ RUNS = (
     Run("deepspeed", {"dp": 2, "zero": 1}, compared=("dp", "zero", "micro_batch", "accumulation"), environment={"DS_ACCELERATOR": "cpu"}),
     Run("deepspeed", {"dp": 2, "zero": 3}, compared=("dp", "zero", "micro_batch", "accumulation"), environment={"DS_ACCELERATOR": "cpu"}),
     Run("deepspeed", {"dp": 2, "zero": 3}, compared=("dp", "zero", "updated_bytes"), precision="pure-bf16", optimizer="adamw-bf16", environment={"DS_ACCELERATOR": "cpu"}),
+    Run("deepspeed", {"dp": 2, "zero": 3, "offload": OFFLOADED}, compared=("dp", "zero", "micro_batch", "accumulation"), environment={"DS_ACCELERATOR": "cpu"}),
     Run("deepspeed", {"pp": 2}, compared=("dp", "pp", "zero", "micro_batch"), environment={"DS_ACCELERATOR": "cpu"}),
     Run("accelerate", {"dp": 2}, compared=("dp", "tp", "zero"), environment={"ACCELERATE_USE_CPU": "true"}),
     Run("accelerate", {"dp": 2, "zero": 2}, compared=("dp", "tp", "zero"), environment={"ACCELERATE_USE_CPU": "true"}),
     Run("accelerate", {"dp": 2, "zero": 3, "recompute": "full"}, compared=("dp", "tp", "zero"), environment={"ACCELERATE_USE_CPU": "true"}),
     Run("accelerate", {"tp": 2, "dp": 2, "zero": 3}, compared=("dp", "tp", "cp", "zero"), environment={"ACCELERATE_USE_CPU": "true"}),
+    Run("accelerate", {"dp": 2, "zero": 3, "offload": OFFLOADED}, compared=("dp", "tp", "zero"), environment={"ACCELERATE_USE_CPU": "true"}),
     Run("trainer", {"dp": 2}, "train_trainer.py", ("dp", "zero", "micro_batch", "accumulation")),
     Run("trainer", {"dp": 2, "zero": 2}, "train_trainer.py", ("dp", "zero", "micro_batch", "accumulation")),
     Run("trainer", {"dp": 2, "zero": 3, "recompute": "full"}, "train_trainer.py", ("dp", "zero", "micro_batch", "accumulation")),
+    Run("trainer", {"dp": 2, "zero": 3, "offload": OFFLOADED}, "train_trainer.py", ("dp", "zero", "micro_batch", "accumulation")),
     Run("lightning", {"dp": 2, "zero": 3}, "train_lightning.py", ("dp", "zero"), folders=("lightning-2.6.6",)),
     Run("lightning", {"cp": 2, "tp": 2, "zero": 3, "sequence_parallel": True}, "train_lightning.py", ("tp", "zero"), folders=("lightning-2.6.6",)),
     Run("megatron", {"dp": 2, "tp": 2, "zero": 1}, compared=MEGATRON, folders=MEGATRONS),
@@ -149,6 +155,11 @@ RUNS = (
     Run("torchtitan", {"dp": 2, "pp": 2}, model="llama3.1-8b", compared=TITAN, folders=TITANS),
     Run("torchtitan", {"dp": 2, "pp": 2, "virtual_stages": 2, "schedule": "interleaved", "zero": 2}, model="llama3.1-8b", compared=TITAN, folders=TITANS),
     Run("torchtitan", {"dp": 2, "pp": 2, "virtual_stages": 2, "schedule": "zb-v"}, model="llama3.1-8b", compared=TITAN, folders=TITANS),
+    Run("torchtitan", {"dp": 2, "zero": 3}, model="qwen3-4b", compared=TITAN, folders=TITANS),
+    Run("torchtitan", {"dp": 2, "pp": 2}, model="qwen3-8b", compared=TITAN, folders=TITANS),
+    Run("torchtitan", {"dp": 2, "ep": 2, "zero": 3}, model="qwen3-30b-a3b", compared=(*TITAN, "ep"), folders=TITANS),
+    Run("torchtitan", {"dp": 2, "ep": 2, "zero": 2}, model="deepseek-v2-lite", compared=(*TITAN, "ep"), folders=TITANS),
+    Run("torchtitan", {"dp": 2, "zero": 3}, model="llama3.1-8b", compared=TITAN, folders=TITANS, environment={"COMPILED": "1"}),
     tuned("trl", "lora", recompute="full"), tuned("trl", "full", zero=2), tuned("trl", "full", zero=3),
     tuned("axolotl", "lora", recompute="full"), tuned("axolotl", "full", narrow=True, zero=3),
     tuned("llama-factory", "lora", recompute="full"), tuned("llama-factory", "full", zero=2),
@@ -164,6 +175,7 @@ NOT_HERE = (
     ("axolotl", "its schema (0.21.0) reads every field", "sharded by DeepSpeed: told a CPU, accelerate makes no DeepSpeed plugin, and transformers' Trainer then ends"),
     ("accelerate", "context parallelism: ranks, mesh and each rank's part of the rows; ends at the first attention", "PyTorch's ring has no rule for the kernel that computes attention on a CPU"),
     ("trl", "context parallelism: its words read back, split by accelerate", "as accelerate's"),
+    ("torchtitan", "context parallelism: recipe, meshes and rows read; ends at the first attention", "as accelerate's"),
     ("nanotron", "its YAML parser accepts every field; layout read back", "needs flash-attn"),
 )  # fmt: skip
 
@@ -175,6 +187,10 @@ def step(run: Run, steps: int) -> None:
     if absent:
         run.missing = f"not installed here: `make validate-more` brings {', '.join(absent)}"
         return
+    for lock in OPERATORS.glob(
+        "*/lock"
+    ):  # of a compilation that was ended: torch would wait for it
+        lock.unlink()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         export(plan, run.target).write(folder)
@@ -191,6 +207,7 @@ def step(run: Run, steps: int) -> None:
             **_accelerate_words(folder / "accelerate.yaml"),
             **os.environ,
             "OMP_NUM_THREADS": "1",
+            "TORCH_EXTENSIONS_DIR": str(OPERATORS),
             "HF_ASSETS_PATH": name,  # no tokenizer is read: the rows are made
             "DATA": "mock",
             "CHECKPOINTS": str(folder / KEPT),
@@ -362,6 +379,8 @@ def page(runs: list[Run], before: str = "") -> str:
         )
         plan = run.plan()
         label = canonical(plan.layout, plan.model).label()
+        label += f" {run.model}" if run.target == "torchtitan" else ""
+        label += " compiled" if "COMPILED" in run.environment else ""
         label += f" {run.precision}" if run.precision != "fp32" else ""
         agrees = run.missing or run.reason or "yes"
         lines.append(

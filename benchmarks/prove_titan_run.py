@@ -77,7 +77,9 @@ def configuration(degrees: dict[str, int], uneven: bool) -> Any:
                 here = slice(self.rank * share, (self.rank + 1) * share)
                 parts = (ids[here, :-1].split(self.rows), labels[here].split(self.rows))
                 for rows, wanted in zip(*parts, strict=True):
-                    yield {"input": rows.contiguous()}, wanted.contiguous()
+                    # One document a row; torchtitan cuts these with the rows where sequences are split.
+                    places = torch.arange(LENGTH).expand(len(rows), LENGTH).contiguous()
+                    yield {"input": rows.contiguous(), "positions": places}, wanted.contiguous()
 
         def state_dict(self) -> dict[str, Any]:
             return {}

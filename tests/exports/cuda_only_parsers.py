@@ -49,7 +49,7 @@ class StandIn(types.ModuleType):
     def __getattr__(self, name):
         if name.startswith("__"):
             raise AttributeError(name)
-        if not name[:1].isupper():
+        if not name[:1].isupper() or name.isupper():  # a function, a module or a constant
             return MagicMock(name=name)
         # Others build classes on it, of several such parents perhaps: each name is one class.
         setattr(self, name, type(name, (), {"__init__": lambda self, *args, **words: None}))

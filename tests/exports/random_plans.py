@@ -36,6 +36,12 @@ def offloaded(random: Random, able: Framework, model: Model) -> tuple[str, ...]:
     if not model.experts:
         parts = [one for one in parts if one not in ("expert_fc1", "moe_act")]
     rest = [one for one in able.offload if one not in OFFLOAD_MODULES and random.random() < 0.2]
+    if able.offload_together and {"optimizer", "parameters"} & {*rest}:
+        rest = [
+            one
+            for one in able.offload
+            if one not in (*OFFLOAD_MODULES, "activations") or one in rest
+        ]
     return tuple(dict.fromkeys([*rest, *([] if "activations" in rest else parts)]))
 
 

@@ -78,7 +78,8 @@ def test_bridge_warms_up_by_a_share_of_the_run():
 
 def test_what_leaves_for_host_memory_is_what_megatron_lets_go():
     plan = make_plan("mixtral-8x7b", dp=8, zero=1, offload=("activations",))
-    assert fabric.environment(plan, "megatron")["NVTE_CPU_OFFLOAD_V1"][0] == "1"
+    for started in ("megatron", "megatron-bridge"):
+        assert fabric.environment(plan, started)["NVTE_CPU_OFFLOAD_V1"][0] == "1"
     assert "NVTE_CPU_OFFLOAD_V1" not in fabric.environment(make_plan(dp=8), "megatron")
     assert "expert_fc1" in megatron.all_flags(plan)["offload-modules"]
     again = {"recompute": "selective", "recompute_modules": ("moe",)}
@@ -237,3 +238,34 @@ def test_products_in_8_bits_are_scaled_by_their_own_tensors():
     flags = megatron.all_flags(make_plan("llama3-8b", job=job, dp=8, zero=1))
     assert flags["fp8-recipe"] == "tensorwise"
     assert "fp8-recipe" not in words("llama3-8b", dp=8)
+
+
+@pytest.mark.parametrize(
+    ("target", "layout", "says"),
+    [
+        ("torchtitan", {"dp": 8, "zero": 3}, "attention stays inside each document"),
+        ("deepspeed", {"dp": 8, "zero": 3, "offload": ("optimizer",)}, "cpu_adam/lock"),
+    ],
+)
+def test_what_a_framework_does_otherwise_is_said(target, layout, says):
+    assert any(says in note for note in export(make_plan("llama3.1-8b", **layout), target).notes)
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("accelerate", ("fsdp_offload_params: true", "fsdp_offload_params: false")),
+        ("trainer", ("cpu_offload: true", "")),
+        ("torchtitan", ("enable_cpu_offload=True", "")),
+        ("megatron-bridge", ("model.fine_grained_activation_offloading=true", "")),
+    ],
+)
+def test_what_lives_in_host_memory_is_written(target, words):
+    """FSDP2 keeps weights and optimizer there together, Megatron-Core what layers keep for their backward."""
+    there = ("core_attn",) if target == "megatron-bridge" else ("optimizer", "parameters")
+    sharded = {"dp": 8, "zero": 1 if target == "megatron-bridge" else 3}
+    for offload, word in zip((there, ()), words, strict=True):
+        plan = make_plan("llama3.1-8b", offload=offload, **sharded)
+        text = "\n".join(export(plan, target).files.values())
+        assert word in text
+        assert offload or words[0] not in text

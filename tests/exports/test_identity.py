@@ -10,6 +10,7 @@ from test_round_trip import READABLE, UNSPOKEN
 
 from meshwright.costs.frameworks import behaviour
 from meshwright.costs.loss import loss_of
+from meshwright.exports.bridged import PROGRAM
 from meshwright.exports.canonical import canonical
 from meshwright.exports.limits import problems
 from meshwright.exports.megatron import offload_names
@@ -42,7 +43,7 @@ def same_run(plan, back, made, target):
     # Megatron-Core's selective recomputation is of attention where no module is named.
     if layout.recompute_modules == ("core_attn",):
         layout = layout.but(recompute_modules=())
-    if target in ("megatron", "megatron-fsdp", "primus", "nemo") and layout.offload:
+    if target in ("megatron", "megatron-fsdp", "primus", "megatron-bridge") and layout.offload:
         # Activations are the parts of layers that Megatron-Core moves.
         parts = offload_names(layout, plan.model)
         rest = {*layout.offload} - {"activations", *OFFLOAD_MODULES}
@@ -80,6 +81,8 @@ def test_what_is_written_is_read_as_what_was_planned(target, tmp_path):
         ):
             continue
         made = export(plan, target)
+        if PROGRAM in made.files:  # Megatron-Bridge's own model, in a program that is not read back
+            continue
         made.write(tmp_path)
         same_run(plan, import_file(tmp_path / READABLE[target]), made, target)
         done += 1

@@ -1,26 +1,32 @@
 """What the planner chooses for a framework, that framework's target writes and reads back."""
 
 import os
+from random import Random
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from random_plans import drawn
 from test_round_trip import READABLE
 
 from meshwright.exports.canonical import canonical
 from meshwright.exports.expressible import require_expressible, unwritten
+from meshwright.exports.limits import problems
 from meshwright.exports.nearest import nearest_plan
 from meshwright.exports.targets import FRAMEWORKS, export, export_all
 from meshwright.imports.files import import_file
 from meshwright.planner.compared import STACKS
+from meshwright.planner.legality import Question, why_illegal
 from meshwright.planner.plan import plan
 from meshwright.planner.space import Constraints
 from meshwright.planner.stacks import under
-from meshwright.specs import load_cluster, load_model
+from meshwright.specs import Layout, load_cluster, load_model
 from meshwright.specs.errors import DoesNotFitError, SpecError
 from meshwright.specs.frameworks import framework
 from meshwright.specs.job import OPTIMIZERS, RECIPES, Job
 
+DRAWN = 600 if os.environ.get("MESHWRIGHT_VALIDATE_MORE") else 120
+LAID_OUT = frozenset(Layout.model_fields)
 EXAMPLES = 40 if os.environ.get("MESHWRIGHT_VALIDATE_MORE") else 5
 MODELS = ("llama3.2-1b", "llama3-8b", "llama3-70b", "qwen2.5-7b", "qwen3-4b", "qwen3-30b-a3b",
           "mixtral-8x7b", "gpt2-xl", "deepseek-v3", "mistral-7b", "llama3.1-8b")  # fmt: skip
@@ -86,6 +92,24 @@ def test_a_plan_made_for_a_framework_exports_to_it_and_reads_back(name, tmp_path
 
     check()
     assert done
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_planner_and_export_agree_on_what_a_framework_can_lay_out(name):
+    """No layout is legal under a framework whose files have no words for it."""
+    limits, random, legal = FRAMEWORKS[name].limits, Random(f"agreement {name}"), 0
+    for _ in range(DRAWN):
+        try:
+            made = drawn(random, limits.can)
+        except SpecError:
+            continue
+        made = made.but(layout=canonical(made.layout, made.model).model_dump())
+        asked = Question(made.model, made.cluster, made.job)
+        if why_illegal(asked, made.layout) is None:
+            legal += 1
+            lacking = [one for one in problems(made, limits) if one.field in LAID_OUT]
+            assert lacking == [], (made.model.name, made.layout.label(), made.job.optimizer.name)
+    assert legal > DRAWN / 20
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,7 @@ GIVEN = Given(model=load_model("llama3-8b"), cluster=load_cluster("h100:8x8"))
         ("fsdp", {"tp": 2, "dp": 4}, "zero"),
         ("lightning", {"dp": 8, "zero": 3, "shard": 4}, "shard"),
         ("torchtitan", {"dp": 8, "zero": 1}, "zero"),
+        ("torchtitan", {"dp": 8, "zero": 3, "offload": ("parameters",)}, "offload"),
         (
             "megatron",
             {"pp": 4, "dp": 2, "recompute": "full", "stage_recompute_layers": (8, 4, 2, 0)},
@@ -68,6 +69,13 @@ def test_a_plan_beyond_a_target_is_refused_with_the_nearest_it_can(target, layou
     assert closest.world == plan.layout.world
     # The offer is real: it exports.
     export(plan.but(layout=closest.model_dump()), target)
+
+
+@pytest.mark.parametrize("model", ["qwen3-4b", "llama3.2-1b"])
+def test_torchtitan_has_no_pipeline_for_weights_that_are_tied(model):
+    plan = make_plan(model, pp=2, dp=4)
+    with pytest.raises(SpecError, match="a pipeline for models with untied embeddings"):
+        export(plan, "torchtitan")
 
 
 def test_dropout_and_packing_are_translated_or_refused_never_dropped(tmp_path):
@@ -281,3 +289,12 @@ def test_what_no_layout_mends_is_said_first_and_how_to_plan_for_the_target(targe
     job = Job(seq_len=2048, global_batch=64, **asked)
     with pytest.raises(SpecError, match=sentence):
         export(make_plan("llama3.1-8b", job=job, dp=8, tp=1 if asked else 2), target)
+
+
+def test_what_nobody_can_write_is_said_by_the_plan_s_own_framework(tmp_path, capsys):
+    plan = make_plan("bloom-560m", pp=2, dp=4)
+    own = plan.but(job=plan.job.but(framework="nanotron").model_dump())
+    for framework, made in (("megatron", plan), ("nanotron", own)):
+        save_plan(made, tmp_path / "plan.toml")
+        assert run(["export", str(tmp_path / "plan.toml"), "--all", str(tmp_path / "out")]) == 2
+        assert f"no target can express it; {framework}: " in capsys.readouterr().err

@@ -72,7 +72,9 @@ def test_a_program_s_dictionary_is_verl_s_configuration() -> None:
 def test_of_several_dictionaries_one_is_chosen() -> None:
     """A function that changes a copy leaves the constant as it is."""
     text = _DICTIONARY + 'def fast():\n    config = copy.deepcopy(BASE)\n    config["actor_rollout_ref"]["rollout"]["n"] = 2\n    return config\n'  # fmt: skip
-    with pytest.raises(SpecError, match="2 configurations of verl's: one of BASE, fast"):
+    with pytest.raises(
+        SpecError, match="2 configurations of verl's: say which with --config, one of BASE, fast"
+    ):
         import_text(text, "train_agent.py", GUESS)
     sizes = [import_text(text, "train_agent.py", Given(guess=True, config=one)).job.global_batch for one in ("BASE", "fast")]  # fmt: skip
     assert sizes == [64, 32]

@@ -16,7 +16,7 @@ from meshwright.specs.clusters import load_cluster
 from meshwright.specs.errors import SpecError
 from meshwright.specs.finetune import finetune_recipe
 from meshwright.specs.frameworks import framework
-from meshwright.specs.job import RECIPES, Job
+from meshwright.specs.job import OPTIMIZERS, RECIPES, Job
 from meshwright.specs.layout import OFFLOAD_MODULES, Layout
 from meshwright.specs.models import load_model
 
@@ -158,3 +158,16 @@ def test_a_framework_without_an_export_does_not_win_where_others_fit():
     assert made.job.framework != "maxtext" and "google alone" in table["maxtext"].why_not
     on_tpu = plan(load_model("llama3-8b"), load_cluster("tpu-v5p:2x4"), defend=False, top=0)
     assert on_tpu.job.framework == "maxtext"
+
+
+@pytest.mark.parametrize("recipe", ["pure-bf16", "bf16"])
+def test_deepspeed_keeps_no_optimizer_in_host_memory_beside_16_bits_alone(recipe):
+    """It makes a 32-bit copy of the weights there, which such a plan does not price."""
+    asked = question("llama3.1-8b", "h100:1x8", "deepspeed")
+    alone = recipe == "pure-bf16"
+    job = asked.job.but(
+        precision=RECIPES[recipe].model_dump(),
+        optimizer=OPTIMIZERS["adamw-bf16" if alone else "adamw"].model_dump(),
+    )
+    sentence = why_illegal(replace(asked, job=job), Layout(dp=8, zero=3, offload=("optimizer",)))
+    assert (sentence is not None) == alone

@@ -112,21 +112,25 @@ def _export_all(plan: object, folder: str, stamp: str, as_json: bool) -> None:
     from pathlib import Path
 
     from meshwright.cli.output import print_json, print_table
-    from meshwright.exports.targets import export_all, nearest_expressible
+    from meshwright.exports.targets import default_framework, export_all, nearest_expressible
     from meshwright.specs.errors import SpecError
     from meshwright.specs.plan import Plan
 
     assert isinstance(plan, Plan)
     made, refused = export_all(plan, command=stamp)
     if not made:
-        first, why = next(iter(refused.items()))
+        # The plan's own framework speaks, where it is one of those that were asked.
+        own = default_framework(plan)
+        first = own if own in refused else next(iter(refused))
         try:
             nearest_expressible(plan, first, command=stamp)
             further = f"; `meshwright export --to {first} --nearest` writes the nearest plan it can"
         except SpecError:
             further = "; no other layout would change that"
         raise SpecError(
-            "plan", plan.layout.label(), f"no target can express it; {first}: {why}{further}"
+            "plan",
+            plan.layout.label(),
+            f"no target can express it; {first}: {refused[first]}{further}",
         )
     for name, bundle in made.items():
         bundle.write(Path(folder) / name)

@@ -88,7 +88,7 @@ def config(plan: Plan) -> dict[str, Any]:
             **_units(plan.model),
             "fsdp_activation_checkpointing": layout.recompute == "full",
             "fsdp_cpu_ram_efficient_loading": False,
-            "fsdp_offload_params": False,
+            "fsdp_offload_params": "parameters" in layout.offload,
             "fsdp_state_dict_type": "SHARDED_STATE_DICT",
         }
     if sharded or layout.tp > 1:

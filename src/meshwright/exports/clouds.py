@@ -64,7 +64,7 @@ def skypilot(plan: Plan, command: Command, stamp: str) -> str:
     found = [line for line in brought if line.startswith("export ")]
     head = 'MASTER_ADDR=$(echo "$SKYPILOT_NODE_IPS" | head -n 1)\n'
     # Machines end with their disks: a bucket, made where there is none of this name, holds what lasts.
-    bucket = {} if command.framework == "meshwright" else {"BUCKET": f"training-{job_name(plan)}"}
+    bucket = {"BUCKET": f"training-{job_name(plan)}"} if command.lasts else {}
     data = {
         "name": job_name(plan),
         "num_nodes": hosts,

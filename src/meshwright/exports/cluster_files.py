@@ -37,7 +37,7 @@ _WRITTEN = "outputs"
 
 def with_disk(pod: dict[str, Any], command: Command) -> dict[str, Any]:
     """A pod that has the shared disk, where its program keeps something."""
-    if command.framework == "meshwright":
+    if not command.lasts:
         return pod
     disk = {"name": "shared", "persistentVolumeClaim": {"claimName": CLAIM}}
     mount = {"name": "shared", "mountPath": SHARED}
@@ -47,7 +47,7 @@ def with_disk(pod: dict[str, Any], command: Command) -> dict[str, Any]:
 
 def kept(plan: Plan, command: Command) -> list[str]:
     """Shell lines by which a program that is not told a folder writes to the shared disk, not to its own."""
-    if command.keeps or command.framework == "meshwright":
+    if command.keeps or not command.lasts:
         return []
     place = f"{SHARED}/{job_name(plan)}/{_WRITTEN}"
     return [f"mkdir -p {place} && ln -sfn {place} {_WRITTEN}"]

@@ -135,6 +135,16 @@ LIMITS = Limits("DeepSpeed", "deepspeed", _problems, _together, attention_proble
 VERSION = LIMITS.can.checked
 
 
+def notes(plan: Plan) -> tuple[str, ...]:
+    """What DeepSpeed does at its first start that looks like a run that hangs."""
+    if "optimizer" not in plan.layout.offload:
+        return ()
+    return (
+        "DeepSpeed compiles its Adam for processors at the first start, for minutes; a start that is ended meanwhile leaves "
+        "cpu_adam/lock in TORCH_EXTENSIONS_DIR (~/.cache/torch_extensions), for which later ones wait without a word: remove it",
+    )
+
+
 def files(plan: Plan, command: str) -> dict[str, str]:
     """`ds_config.json`, the model's `config.json` and the script that uses them."""
     pipelined = "_pipeline" if canonical(plan.layout, plan.model).pp > 1 else ""

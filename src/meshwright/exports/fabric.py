@@ -24,6 +24,10 @@ def network_kind(cluster: Cluster) -> str:
     return "infiniband" if cluster.levels[-1].nics_per_node > 1 else "ethernet"
 
 
+MEASURED_BY = "meshwright"
+"""What a command is said to start where it trains nothing, and this package measures the cluster."""
+
+
 def environment(plan: Plan, framework: str = "") -> dict[str, tuple[str, str]]:
     """Variables for one run: name → (value, why). NCCL reads the same names on NVIDIA and AMD.
 
@@ -33,7 +37,7 @@ def environment(plan: Plan, framework: str = "") -> dict[str, tuple[str, str]]:
     layout, cluster = plan.layout, plan.cluster
     found: dict[str, tuple[str, str]] = {"OMP_NUM_THREADS": ("8", "host threads per rank")}
     if cluster.device.vendor not in _GPU_VENDORS:
-        if framework == "meshwright":
+        if framework == MEASURED_BY:
             found["OMP_NUM_THREADS"] = ("1", "a rank is one core, as the engine trains")
         return found
     if framework == "maxtext":
@@ -46,7 +50,7 @@ def environment(plan: Plan, framework: str = "") -> dict[str, tuple[str, str]]:
             "keeps tensor-parallel communication ahead of the matrix product it feeds",
         )
     parts = {"activations", *OFFLOAD_MODULES}
-    if framework in ("megatron", "primus", "nemo") and parts & {*layout.offload}:
+    if framework in ("megatron", "primus", "megatron-bridge") and parts & {*layout.offload}:
         found["NVTE_CPU_OFFLOAD_V1"] = (
             "1",
             "Transformer Engine from 2.10 on: activations leave for host memory, weights do not",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from meshwright.exports import torchtune
+from meshwright.exports.fabric import MEASURED_BY
 from meshwright.exports.finetuning import brings_deepspeed
 from meshwright.exports.hf import needs_flash
 from meshwright.exports.tuning_attention import FLASH, keeps_scores, trl_words
@@ -112,7 +113,7 @@ def setup(plan: Plan, name: str, *, container: bool = False) -> list[str]:
         "lightning": [*torch, f"pip install -q lightning=={version}"],
         "torchtitan": [*torch, f"pip install -q torchtitan=={version}", *(eight if plan.job.precision.compute == "fp8" else [])],
         "fsdp": [*torch, "pip install -q numpy"],
-        "meshwright": [*torch, "pip install -q 'meshwright[engine]'"],
+        MEASURED_BY: [*torch, "pip install -q 'meshwright[engine]'"],
         "maxtext": [f"pip install -q 'maxtext[{jax}]=={MAXTEXT}'", f"install_{jax}_pre_train_extra_deps"],
         "megatron": _cloned("MEGATRON", "NVIDIA/Megatron-LM", f"core_v{version}"),
         "megatron-bridge": [

@@ -10,7 +10,7 @@ import re
 import shlex
 from dataclasses import dataclass
 
-from meshwright.exports.fabric import check_hosts, environment
+from meshwright.exports.fabric import MEASURED_BY, check_hosts, environment
 from meshwright.exports.images import needs
 from meshwright.exports.inputs import Inputs, block
 from meshwright.exports.maxtext import on_gpus
@@ -32,6 +32,11 @@ class Command:
     def keeps(self) -> bool:
         """Whether what it writes goes to the folder that whoever launches fills in."""
         return self.inputs is not None and not self.inputs.tunes
+
+    @property
+    def lasts(self) -> bool:
+        """Whether it writes anything that must outlive its machines: a measurement is printed."""
+        return self.framework != MEASURED_BY
 
     def asked(self) -> str:
         """Shell lines that take what was filled in."""

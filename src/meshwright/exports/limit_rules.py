@@ -14,7 +14,12 @@ from typing import Any
 
 from meshwright.specs.frameworks import AXIS_TITLES, Framework, lacks, splitting_by
 from meshwright.specs.job import Job
-from meshwright.specs.job_words import quantises_experts, tunes_whole_fp16, without_master
+from meshwright.specs.job_words import (
+    copies_when_offloaded,
+    quantises_experts,
+    tunes_whole_fp16,
+    without_master,
+)
 from meshwright.specs.layout import Layout
 from meshwright.specs.plan import Plan
 
@@ -93,8 +98,7 @@ def sharding(plan: Plan, layout: Layout, can: Framework) -> Iterator[Problem]:
         kept = tuple(what for what in layout.offload if what != "optimizer")
         says = f"keeps {' or '.join(movable)} alone in host memory, not {name}"
         yield Problem("offload", list(layout.offload), says, {"offload": kept})
-    copied = can.moments_like_master and 0 not in can.zero_without_master  # DeepSpeed's way
-    if without_master(plan.job) and copied and "optimizer" in layout.offload:
+    if copies_when_offloaded(plan.job, can) and "optimizer" in layout.offload:
         kept = tuple(what for what in layout.offload if what != "optimizer")
         yield Problem("offload", list(layout.offload), "keeps a copy of 16-bit weights in host memory beside "
                       "an offloaded optimizer", {"offload": kept})  # fmt: skip
@@ -201,20 +205,6 @@ def pipeline(plan: Plan, layout: Layout, can: Framework) -> Iterator[Problem]:
         )
 
 
-_OFFLOAD_WRITTEN = (
-    "megatron",
-    "deepspeed",
-    "primus",
-    "maxtext",
-    "trl",
-    "axolotl",
-    "llama-factory",
-    "torchtune",
-    "verl",
-)
-"""Frameworks whose exported files say what lives in host memory."""
-
-
 _LOSS_WRITTEN = {"torchtitan": "chunked"}
 """Frameworks that know several losses and whose exported files always ask for the same one."""
 
@@ -252,14 +242,13 @@ def recompute(layout: Layout, can: Framework) -> Iterator[Problem]:
             change |= {"recompute": "full" if "full" in can.recompute else "none"}
         yield Problem("recompute_modules", list(layout.recompute_modules), "does not recompute "
                       f"{' or '.join(unknown)} by name", change)  # fmt: skip
-    has = can.offload if can.name in _OFFLOAD_WRITTEN else ()
-    away = [what for what in layout.offload if what not in has]
+    away = [what for what in layout.offload if what not in can.offload]
     if away:
         yield Problem(
             "offload",
             list(layout.offload),
             f"is told nothing here that keeps {' or '.join(away)} in host memory",
-            {"offload": tuple(what for what in layout.offload if what in has)},
+            {"offload": tuple(what for what in layout.offload if what in can.offload)},
         )
     yield from _hosted(layout, can)
     if layout.stage_recompute_layers is not None and not can.stage_recompute_layers:

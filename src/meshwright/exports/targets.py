@@ -27,6 +27,7 @@ from meshwright.exports import (
 )
 from meshwright.exports.bundle import Bundle, comment
 from meshwright.exports.cluster_files import CLAIM, HUB, disk_note
+from meshwright.exports.fabric import MEASURED_BY
 from meshwright.exports.families import unknown_numbers
 from meshwright.exports.images import unfit
 from meshwright.exports.inputs import (
@@ -89,7 +90,7 @@ FRAMEWORKS: dict[str, Framework] = {
     ),
     "deepspeed": Framework(
         "DeepSpeed", deepspeed.VERSION, deepspeed.LIMITS, deepspeed.files,
-        lambda plan: ("train.py",), inputs=of_script,
+        lambda plan: ("train.py",), deepspeed.notes, of_script,
     ),
     "accelerate": Framework(
         "accelerate", accelerate.VERSION, accelerate.LIMITS, accelerate.files,
@@ -326,7 +327,7 @@ def _measuring(plan: Plan, name: str, command: str) -> Bundle:
     launcher, where = LAUNCHERS[name], "-" if name in PODS else "mine.toml"
     if name == "ray":
         raise SpecError("--for", MEASURE, "ranks that torchrun starts measure: not --to ray")
-    run = Command(("-m", "meshwright.measure", "-o", where), "meshwright")
+    run = Command(("-m", "meshwright.measure", "-o", where), MEASURED_BY)
     stamp = comment(plan, command, f"{launcher.title}, a measurement of its cluster")
     file = launcher.file.replace("train.", "measure.")
     text = launcher.text(plan, run, stamp).replace(launcher.file, file)

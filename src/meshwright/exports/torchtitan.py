@@ -154,6 +154,8 @@ def training(plan: Plan) -> dict[str, Any]:
         "mixed_precision_param": "float32" if job.precision.compute == "fp32" else "bfloat16",
         "mixed_precision_reduce": "float32",
     }
+    if "parameters" in layout.offload:
+        fields["enable_cpu_offload"] = True
     if layout.pp > 1 or layout.ep > 1:
         # Its own validation: no CUDA graphs with a pipeline, nor with token dispatchers that wait
         # for the host.
@@ -164,9 +166,15 @@ def training(plan: Plan) -> dict[str, Any]:
 def notes(plan: Plan) -> tuple[str, ...]:
     """What torchtitan does otherwise than the plan priced, without changing the layout."""
     precision = plan.job.precision
+    # Its own reader numbers positions inside each document, by which its attention is masked.
+    told = (
+        "attention stays inside each document: less work than the plan priced where they are "
+        "shorter than a sequence",
+    )
     if precision.compute == "fp32" or precision.gradient_reduce_bytes >= 4:
-        return ()
+        return told
     return (
+        *told,
         f"torchtitan reduces gradients in fp32, 4 bytes each; the plan priced "
         f"{precision.gradient_reduce_bytes:g} (plan with --framework torchtitan)",
     )

@@ -114,6 +114,7 @@ def _read_fields(
             "sequence_parallel": split.get("enable_sequence_parallel", True),
             "schedule": schedule, "virtual_stages": virtual, "stage_layers": stages,
             "recompute": kind,
+            "offload": ["optimizer", "parameters"] if train.get("enable_cpu_offload") else [],
         },
         "parallelism",
     )  # fmt: skip

@@ -76,6 +76,7 @@ def _sharding(plan: Plan) -> dict[str, Any]:
         "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
         **({"transformer_layer_cls_to_wrap": [named]} if named else {}),
         "activation_checkpointing": layout.recompute == "full",
+        **({"cpu_offload": True} if "parameters" in layout.offload else {}),
         "state_dict_type": "SHARDED_STATE_DICT",
     }
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from meshwright.specs.cluster import Cluster
-from meshwright.specs.errors import SpecError
+from meshwright.specs.errors import SpecError, nearest
 from meshwright.specs.job import Job
 from meshwright.specs.layout import Layout
 from meshwright.specs.model import Model
@@ -56,6 +57,24 @@ class Given:
     arguments: tuple[str, ...] = ()
     guess: bool = False
     strict: bool = False
+
+    def chosen(self, known: Collection[str], holds: str) -> str:
+        """The configuration that is read of a file with several: its only one, or what --config names.
+
+        Args:
+            holds: what the file does to how many of what, `{}` for the number.
+
+        Raises:
+            SpecError: there are several and none is chosen, or none with that name.
+        """
+        name = self.config or (next(iter(known)) if len(known) == 1 else "")
+        if not name:
+            first = f"{', '.join(list(known)[:12])}{'…' if len(known) > 12 else ''}"
+            says = f"{holds.format(len(known))}: say which with --config, one of {first}"
+            raise SpecError("--config", None, says)
+        if name not in known:
+            raise SpecError("--config", name, nearest(name, known))
+        return name
 
 
 PROJECTOR = "the projector trains beside a frozen encoder; it is priced as frozen, too"

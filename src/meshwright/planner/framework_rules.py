@@ -18,7 +18,12 @@ from meshwright.planner.question import (
     scheduled,
 )
 from meshwright.specs.frameworks import AXIS_TITLES, Axis, lacks, only_shards
-from meshwright.specs.job_words import quantises_experts, tunes_whole_fp16, without_master
+from meshwright.specs.job_words import (
+    copies_when_offloaded,
+    quantises_experts,
+    tunes_whole_fp16,
+    without_master,
+)
 from meshwright.specs.layout import AXES, CONTEXT_METHODS, MODULES, OFFLOADS, ranked
 
 
@@ -94,11 +99,16 @@ def _tensor(question: Question, c: LayoutColumns) -> Bools:
     unsplit = bool(alone) and question.job.optimizer.name not in alone
     if lacks(model, can.tensor_needs) or adapts or unsplit:
         wrong |= c.tp > 1
-    if lacks(model, can.pipeline_needs) or can.makes_whole_logits(question.job):
-        wrong |= c.pp > 1
     if not can.replicated_kv_heads and not model.latent_attention:
         wrong |= model.kv_heads % c.tp != 0
     return wrong
+
+
+def _pipelined(question: Question, c: LayoutColumns) -> Bools:
+    can = asked(question)
+    if lacks(question.model, can.pipeline_needs) or can.makes_whole_logits(question.job):
+        return np.asarray(c.pp > 1)
+    return none(c)
 
 
 def _sequence(question: Question, c: LayoutColumns) -> Bools:
@@ -185,12 +195,11 @@ def _context(question: Question, c: LayoutColumns) -> Bools:
 
 
 def _offload(question: Question, c: LayoutColumns) -> Bools:
-    has = bits(asked(question).offload, OFFLOADS)
-    wrong = (c.offload & ~has) > 0
-    movable = asked(question).optimizers_offloaded
-    if movable and question.job.optimizer.name not in movable:
+    can, job = asked(question), question.job
+    wrong = (c.offload & ~bits(can.offload, OFFLOADS)) > 0
+    movable = can.optimizers_offloaded
+    if (movable and job.optimizer.name not in movable) or copies_when_offloaded(job, can):
         wrong |= (c.offload & bits(("optimizer",), OFFLOADS)) > 0
-    can = asked(question)
     if can.offload_together:
         weights, optimizer = (
             (c.offload & bits((what,), OFFLOADS)) > 0 for what in ("parameters", "optimizer")
@@ -294,6 +303,11 @@ FRAMEWORK_RULES: tuple[Rule, ...] = (
         "framework: tensor parallel",
         "the framework cannot split this model over so many tensor-parallel ranks",
         _tensor,
+    ),
+    Rule(
+        "framework: pipelined model",
+        "the framework has no pipeline for this model, or for this loss",
+        _pipelined,
     ),
     Rule(
         "framework: sequence parallel",

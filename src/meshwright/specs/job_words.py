@@ -29,6 +29,11 @@ def without_master(job: Job) -> bool:
     )
 
 
+def copies_when_offloaded(job: Job, can: Framework) -> bool:
+    """Whether 16-bit weights without a wider copy get one where their optimizer lives in host memory: DeepSpeed's way."""
+    return without_master(job) and can.moments_like_master and 0 not in can.zero_without_master
+
+
 def tunes_whole_fp16(job: Job) -> bool:
     """Whether all weights of a trained model train further in fp16, whose losses are scaled."""
     tune = job.finetune

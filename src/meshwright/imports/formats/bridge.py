@@ -34,7 +34,7 @@ from meshwright.imports.reading import Given, Reading
 from meshwright.imports.shell.words import shown, unset
 from meshwright.imports.tasks import name_task
 from meshwright.imports.tuning import adapters
-from meshwright.specs.errors import SpecError, nearest
+from meshwright.specs.errors import SpecError
 from meshwright.specs.foreign import read_text
 from meshwright.specs.model import Model
 
@@ -172,16 +172,7 @@ def read_recipe(module: Module, name: str, given: Given) -> Reading:
         raise SpecError(
             "file", name, "describes no training run: no function in it returns a configuration"
         )
-    chosen = given.config or (next(iter(known)) if len(known) == 1 else "")
-    if not chosen:
-        raise SpecError(
-            "--config",
-            None,
-            f"this file holds {len(known)} recipes: say which with --config, one of "
-            f"{', '.join(list(known)[:12])}{'…' if len(known) > 12 else ''}",
-        )
-    if chosen not in known:
-        raise SpecError("--config", chosen, nearest(chosen, known))
+    chosen = given.chosen(known, "this file holds {} recipes")
     if given.model is None:
         refuse_other(chosen, described=True)  # its fields may say what a state-space model is of
     first = known[chosen].args.args[:1]

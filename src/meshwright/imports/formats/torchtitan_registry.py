@@ -163,14 +163,7 @@ def read_registry(module: Module, name: str, given: Given) -> Reading:
         raise SpecError(
             "file", name, "no function that returns a trainer's configuration was found"
         )
-    chosen = given.config or (next(iter(known)) if len(known) == 1 else "")
-    if not chosen:
-        raise SpecError(
-            "--config",
-            None,
-            f"this file registers {len(known)} configurations: say which with "
-            f"--config, one of {', '.join(list(known)[:12])}{'…' if len(known) > 12 else ''}",
-        )
+    chosen = given.chosen(known, "this file registers {} configurations")
     return _read(_registered(module, name, chosen), chosen, given, {}, module.folder)
 
 

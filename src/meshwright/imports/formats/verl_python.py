@@ -11,7 +11,6 @@ from meshwright.imports.code.values import Made, Module, is_open
 from meshwright.imports.formats.verl import read_verl_data
 from meshwright.imports.options import flags_of
 from meshwright.imports.reading import Given, Reading
-from meshwright.specs.errors import SpecError
 from meshwright.specs.foreign import read_text
 
 _MODEL = ("model", "model-path", "model-name")
@@ -44,10 +43,7 @@ def read(module: Module, name: str, given: Given, words: list[str] | None = None
     found = _tables(module)
     if not found:
         return None
-    chosen = given.config or (next(iter(found)) if len(found) == 1 else "")
-    if chosen not in found:
-        raise SpecError("--config", given.config or None, f"the program holds {len(found)} configurations of verl's: one of {', '.join(list(found)[:8])}")  # fmt: skip
-    table = found[chosen]
+    table = found[given.chosen(found, "the program holds {} configurations of verl's")]
     flags = flags_of(words or [])
     model = next((str(flags[one]) for one in _MODEL if one in flags), "")
     if model:
