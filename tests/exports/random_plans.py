@@ -149,7 +149,7 @@ def _job(random: Random, able: Framework, model: Model, rows: int, zero: int) ->
     if model.experts and "flex" in able.dispatchers and random.random() < 0.3:
         options[DISPATCH] = DEDUPLICATED
     graphs = [kind for kind in able.graphs if kind != "none"]
-    if graphs and random.random() < 0.3:
+    if graphs and random.random() < 0.3 and zero < 2:  # no graph holds weights that are gathered
         options[GRAPHS] = random.choice(graphs)
     if options:
         fields["framework_options"] = options

@@ -269,3 +269,10 @@ def test_what_lives_in_host_memory_is_written(target, words):
         text = "\n".join(export(plan, target).files.values())
         assert word in text
         assert offload or words[0] not in text
+
+
+def test_a_bridge_that_captures_the_iteration_says_how_many_copies_leave_at_once():
+    job = Job(seq_len=4096, global_batch=64, framework_options={"graphs": "all"})
+    plan = make_plan("llama3.1-8b", job=job, dp=8, zero=1, offload=("core_attn",))
+    found = megatron_bridge.overrides(plan)
+    assert found["model.fine_grained_offloading_max_inflight_offloads"] == "1"

@@ -76,6 +76,7 @@ _RENAMED = {
     "cuda-graph-modules": "model.cuda_graph_modules",
     "offload-modules": "model.offload_modules",
     "fine-grained-activation-offloading": "model.fine_grained_activation_offloading",
+    "fine-grained-offloading-max-inflight-offloads": "model.fine_grained_offloading_max_inflight_offloads",
     "te-rng-tracker": "model.use_te_rng_tracker",
 }
 _FIELD = {
