@@ -12,7 +12,10 @@ from meshwright.costs.expert_launches import (
     COUNTED,
     EXPERT_KERNELS,
     EXPERT_KERNELS_8BIT,
+    NODE_BACKWARD,
+    NODE_FORWARD,
     OF_SHAPES,
+    OVERLAP_NODES,
     expert_launches,
 )
 from meshwright.costs.experts import dispatch_s, distinct_share, reachable, routing_map_s
@@ -136,6 +139,28 @@ def test_only_what_counts_decide_waits_for_them(mixtral, h100_64, options, befor
     found = expert_launches(Setting.of(mixtral, h100_64, job), from_layouts([LAYOUT]))
     assert found.before == pytest.approx(before)
     assert (found.after > 0.0) == after
+
+
+@pytest.mark.parametrize(
+    ("changes", "pieces"),
+    [({}, OVERLAP_NODES), ({"recompute": "full"}, 0), ({"pp": 2, "dp": 32}, 0)],
+)
+def test_the_host_cuts_layers_in_pieces_where_traffic_hides(mixtral, h100_64, changes, pieces):
+    """Two micro-batches at once are issued piece by piece; where nothing hides the layer is issued whole."""
+
+    def launches(**options: object):
+        job = Job(
+            seq_len=4096, global_batch=64, framework="megatron",
+            framework_options={"host_mixture_s": 0.0, "host_kernel_s": 1e-5, **options},
+        )  # fmt: skip
+        return expert_launches(
+            Setting.of(mixtral, h100_64, job), from_layouts([LAYOUT.but(**changes)])
+        )
+
+    apart, beside = launches(), launches(expert_overlapped=True)
+    issued = beside.before + beside.after - apart.before - apart.after
+    assert issued == pytest.approx(pieces * NODE_FORWARD * 1e-5)
+    assert beside.backward - apart.backward == pytest.approx(pieces * NODE_BACKWARD * 1e-5)
 
 
 def test_ranks_that_share_experts_gather_each_others_tokens_and_sum_the_outputs(mixtral, h100_64):

@@ -285,3 +285,16 @@ def test_what_runs_on_tf32_units_is_measured_by_their_peak():
     job = Job(seq_len=4096, global_batch=1, precision=RECIPES["fp32"], framework="megatron")
     whole = estimate(load_model("qwen3-14b"), load_cluster("h100:1x1"), job, Layout())
     assert 0.3 < whole.mfu < 0.7
+
+
+@pytest.mark.parametrize("framework", ["megatron", "nemo", "torchtitan"])
+def test_gradients_travel_in_the_bytes_that_the_job_asks_for(llama70b, framework):
+    cluster = load_cluster("h100:8x8")
+    layout = Layout(dp=64, micro_batch=1, zero=2)
+
+    def reduced_s(bytes_: int) -> float:
+        precision = RECIPES["bf16"].but(gradient_bytes=4, gradient_reduce_bytes=bytes_)
+        job = Job(seq_len=512, global_batch=64, framework=framework, precision=precision)
+        return estimate(llama70b, cluster, job, layout).time_parts["data_parallel"]
+
+    assert reduced_s(4) > 1.2 * reduced_s(2)

@@ -33,8 +33,11 @@ def data_parallel_s(
     times: pipeline.StageTimes,
     layers: StageLayers,
     micro_batches: Ints,
+    gradient_bytes: float,
 ) -> tuple[Floats, Floats]:
     """Exposed time of gradient reduction and parameter gathering for the heaviest rank.
+
+    `gradient_bytes` is what a gradient takes on the wire: the job's, whose frameworks' exports ask for it.
 
     Returns it as modelled, and with all this traffic slower by `PESSIMISTIC_TRAFFIC`: what hides
     today may then stick out, which a factor on the exposed time would miss.
@@ -71,7 +74,7 @@ def data_parallel_s(
             if not gathered.any():
                 continue
             pieces = _pieces(framework, few, parameters[rows], layers.total(role)[rows])
-            sizes = (parameters[rows] * framework.gradient_reduce_bytes, gathered[rows])
+            sizes = (parameters[rows] * gradient_bytes, gathered[rows])
             traffic = _traffic(fabric, few, sizes, pieces, group, near)
             if framework.zero1_owners:
                 owners = np.minimum(group, OWNED_MATRICES * layers.total(role)[rows])

@@ -30,6 +30,18 @@ OF_SHAPES = 0.4
 operations and a collective of 49 units). Where inputs are padded to a capacity there is nothing to find out."""
 
 
+OVERLAP_NODES = 4
+"""Pieces into which a layer is cut so that one micro-batch's traffic runs beside another's compute: before the dispatch,
+dispatch, experts, combine (Megatron-Core, models/common/model_chunk_schedule_plan.py)."""
+NODE_FORWARD = 10
+"""Operations that the host issues around one such piece in forward, counted in pipeline_parallel/utils.py, ScheduleNode:
+an event to wait for and one to record, a stream set and set back, two inputs detached and made whole, outputs made whole,
+one input freed."""
+NODE_BACKWARD = 20
+"""The same in backward: events and streams, two gradients recorded, fetched and accumulated at the detached inputs, and a
+run of autograd's engine of its own, another thread's work that counts as a collective does, ten operations."""
+
+
 @dataclass(frozen=True, slots=True)
 class ExpertLaunches:
     """Host time of one mixture layer and micro-batch, in seconds; shape (rows,).
@@ -47,7 +59,7 @@ def expert_launches(setting: Setting, columns: LayoutColumns) -> ExpertLaunches:
     """Host time that one layer's experts add, with frameworks and graphs as the job has them.
 
     Nothing is waited for where experts' inputs are padded to a capacity; where one micro-batch's forward runs beside
-    another's backward the device has that one's kernels to go on with.
+    another's backward the device has that one's kernels to go on with, but the host issues each layer in pieces.
     """
     framework, experts = setting.behaviour, setting.model.experts
     nothing = np.zeros(columns.rows)
@@ -63,10 +75,13 @@ def expert_launches(setting: Setting, columns: LayoutColumns) -> ExpertLaunches:
     moving = (1.0 - COUNTED) * framework.host_mixture_s
     after = own + moving
     waits = np.full(columns.rows, not framework.experts_padded)
+    paired = np.zeros(columns.rows)
     if framework.expert_overlapped:
-        waits = waits & ~dispatch_may_hide(columns)
+        hides = dispatch_may_hide(columns)
+        waits = waits & ~hides
+        paired = np.where(hides, OVERLAP_NODES * framework.host_kernel_s, 0.0)
     return ExpertLaunches(
-        before=counted + np.where(waits, 0.0, after),
+        before=counted + NODE_FORWARD * paired + np.where(waits, 0.0, after),
         after=np.where(waits, after, 0.0),
-        backward=2.0 * own + counted + moving,
+        backward=2.0 * own + counted + moving + NODE_BACKWARD * paired,
     )

@@ -369,5 +369,6 @@ def _bucket_bytes(rank: Rank) -> Floats:
     """Reduction buckets: resident only where gradients themselves are not kept whole (ZeRO-2)."""
     behaviour, columns = rank.behaviour, rank.columns
     whole = rank.state.dense_parameters + rank.state.expert_parameters
-    bucket = np.minimum(behaviour.bucket_parameters, whole) * behaviour.gradient_reduce_bytes
+    wire = rank.job.precision.gradient_reduce_bytes
+    bucket = np.minimum(behaviour.bucket_parameters, whole) * wire
     return np.where((columns.zero == 2) & (columns.shard_degree > 1), bucket, 0.0)

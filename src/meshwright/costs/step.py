@@ -96,8 +96,9 @@ def price(model: Model, cluster: Cluster, job: Job, columns: LayoutColumns) -> E
     parts["pipeline_p2p"] = exposed_hops_s(setting, columns, hop, micro_batches)
     parts["pipeline_bubble"] = pipeline.bubble_s(columns, micro_batches, times)
     parts["data_parallel"], data_parallel_worst = data_parallel_s(
-        setting.behaviour, setting.fabric, columns, distances, used, times, whole, micro_batches
-    )
+        setting.behaviour, setting.fabric, columns, distances, used, times, whole, micro_batches,
+        job.precision.gradient_reduce_bytes,
+    )  # fmt: skip
     parts["optimizer"] = optimizer_s(setting, columns, used)
     parts["shared_cores"] = np.zeros(columns.rows)
     parts["offload"] = np.zeros(columns.rows)
