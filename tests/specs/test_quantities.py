@@ -79,6 +79,15 @@ def test_formatted_counts_parse_back_closely(count):
     assert q.parse_count(q.format_count(count)) == pytest.approx(count, rel=5e-3)
 
 
+@pytest.mark.parametrize(
+    ("form", "value", "shown"),
+    [(q.format_count, 999.9e6, "1B"), (q.format_count, 999.4e6, "999M"), (q.format_seconds, 0.9997, "1 s"),
+     (q.format_seconds, 999.7, "1000 s"), (q.format_seconds, 999.7e-6, "1 ms"), (q.format_seconds, 0.9990, "999 ms")],
+)  # fmt: skip
+def test_what_rounds_up_to_a_unit_is_shown_in_it(form, value, shown):
+    assert form(value) == shown
+
+
 @given(st.floats(100, 1e15))
 def test_formatted_sizes_parse_back_closely(size):
     assert q.parse_bytes(q.format_bytes(size)) == pytest.approx(size, rel=0.01)

@@ -14,6 +14,7 @@ from meshwright.imports.beside import beside
 from meshwright.imports.formats import (
     accelerate_export,
     bridge,
+    bridge_export,
     bridge_perf,
     deepspeed_chat,
     hf,
@@ -111,6 +112,9 @@ def _recipe(c: Command) -> Reading | None:
     program, words = c.program, c.words
     if bridge_perf.is_performance(words):
         return bridge_perf.read_words(words, c.given)
+    exported = bridge_export.found(program, c.folder)
+    if exported is not None:
+        return bridge_export.read(words, c.given, exported)
     if "run_recipe" in program or bridge.is_bridge(program, words):
         return bridge.read_words(words, c.given, c.folder)
     if nemo_launcher.named(program, words)[0]:

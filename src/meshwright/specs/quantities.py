@@ -188,6 +188,10 @@ def format_bytes(size_bytes: float) -> str:
     raise AssertionError("unreachable")
 
 
+_ROUNDS_UP = 0.9995
+"""From this share of a unit on three digits show the unit itself, not a thousand of the smaller one."""
+
+
 def format_seconds(time_s: float) -> str:
     """Format a duration with a unit that keeps two to four digits: `1.85 s`, `12.4 ms`."""
     if time_s >= 172800:
@@ -195,15 +199,17 @@ def format_seconds(time_s: float) -> str:
     if time_s >= 7200:
         return f"{time_s / 3600:.1f} h"
     for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
-        if time_s >= scale:
-            return f"{time_s / scale:.3g} {unit}" if time_s / scale < 1000 else f"{time_s:.0f} s"
+        if time_s >= _ROUNDS_UP * scale:
+            return (
+                f"{time_s / scale:.3g} {unit}" if time_s < 1000 * _ROUNDS_UP else f"{time_s:.0f} s"
+            )
     return f"{time_s * 1e9:.3g} ns"
 
 
 def format_count(count: float) -> str:
     """Format a large count with a decimal suffix: `70.6B`, `4.19M`, `131k`."""
     for scale, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if abs(count) >= scale:
+        if abs(count) >= _ROUNDS_UP * scale:
             return f"{count / scale:.3g}{suffix}"
     return f"{count:g}"
 

@@ -54,8 +54,12 @@ def is_bridge(program: str, words: list[str]) -> bool:
     )
 
 
-def read_words(words: list[str], given: Given, folder: Path | None) -> Reading:
+def read_words(
+    words: list[str], given: Given, folder: Path | None, built: Model | None = None
+) -> Reading:
     """Return what run_recipe runs: a recipe, and overrides of its fields.
+
+    `built` is the model that a program hands to the recipe in place of the recipe's own.
 
     Raises:
         SpecError: a field cannot be, or the model is not known.
@@ -65,15 +69,15 @@ def read_words(words: list[str], given: Given, folder: Path | None) -> Reading:
         raise Missing("--recipe", unset(recipe)[0], shown(recipe))
     flags = flags_of(words)
     base: dict[str, Any] = {}
-    model: Model | None = given.model
+    model = given.model or built
     named = ""
-    if recipe and not {"num-layers", "hidden-size"} <= set(flags):
+    if recipe and built is None and not {"num-layers", "hidden-size"} <= set(flags):
         found = _recipe_at(folder, recipe)
         if found is not None:
             base, named = _fields(found)
         named = named or _TASK.sub("", recipe).replace("_", "-")
         model = model or model_named(named)
-    off = switched_off(words, recipe)
+    off = switched_off(words, recipe if built is None else "")
     if str(override(words, "train.skip_train")).lower() == "true":
         raise SpecError("train.skip_train", True, "does not train; a training run is expected")
     if given.model is None and model is not None and not base:
@@ -93,7 +97,7 @@ def read_words(words: list[str], given: Given, folder: Path | None) -> Reading:
         reading.guess(
             "mixed_precision", "it is the recipe's; bf16_mixed, as they usually have it, is taken"
         )
-    if recipe and not base and "num-layers" not in flags:
+    if recipe and built is None and not base and "num-layers" not in flags:
         reading.note(f"the recipe {recipe} is not here: only overrides are read", "--recipe")
     scheme = _option(words, "--peft_scheme", "--peft")
     if scheme in ("lora", "dora") or (not scheme and not base and re.search(r"_(peft|lora)(_|$)", recipe)):  # fmt: skip
