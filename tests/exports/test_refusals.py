@@ -298,3 +298,15 @@ def test_what_nobody_can_write_is_said_by_the_plan_s_own_framework(tmp_path, cap
         save_plan(made, tmp_path / "plan.toml")
         assert run(["export", str(tmp_path / "plan.toml"), "--all", str(tmp_path / "out")]) == 2
         assert f"no target can express it; {framework}: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("recipe", "refused"), [("fp32", True), ("tf32", True), ("bf16-fp32-grads", False)]
+)
+def test_experts_that_multiply_in_bf16_alone_are_not_sent_to_torchtitan_in_fp32(recipe, refused):
+    job = Job(seq_len=2048, global_batch=64, framework="torchtitan", precision=RECIPES[recipe])
+    plan = make_plan("gpt-oss-20b", job=job, dp=8, zero=3)
+    asked = {
+        problem.field for problem in limits_module.problems(plan, FRAMEWORKS["torchtitan"].limits)
+    }
+    assert ("job.precision" in asked) == refused

@@ -86,6 +86,10 @@ def _asked(model: Model, job: Job, cluster: Cluster) -> Iterator[Problem]:
     reach = _REACH[found[0]] if found is not None else job.seq_len
     if job.seq_len > reach:
         yield Problem("job.seq_len", job.seq_len, f"registers this model for {reach:,} tokens")
+    compute = job.precision.compute
+    if found is not None and found[0] == "gpt_oss" and compute in ("fp32", "tf32"):
+        # models/gpt_oss/moe.py: experts' weights are cast for their products, their sums with a bias are not.
+        yield Problem("job.precision", compute, "multiplies this model's experts in bf16 alone")
 
 
 LIMITS = Limits("torchtitan", "torchtitan", _problems, asked=_asked)
