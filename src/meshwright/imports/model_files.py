@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
+from meshwright.exports.bundle import STAMP_KEY
 from meshwright.imports.beside import beside
 from meshwright.imports.reading import Given, Reading
 from meshwright.imports.shell.words import unmarked
@@ -49,3 +51,14 @@ def _config(named: str, folder: Path | None) -> Path | None:
     path = beside(folder, f"{named.rstrip('/')}/config.json") if last not in ("", ".", "..") else None  # fmt: skip
     # Only by the whole of its last part: any folder above may hold a config.json of something else.
     return path if path is not None and path.parent.name == last else None
+
+
+def exported(path: Path) -> dict[str, Any]:
+    """The config.json of an export of ours, without its stamp.
+
+    Raises:
+        SpecError: it is no longer JSON.
+    """
+    config: dict[str, Any] = parse_json(read_text(path), "file", path.name)
+    config.pop(STAMP_KEY, None)
+    return config

@@ -25,39 +25,38 @@ _SIZE = re.compile(r"(?<![a-z0-9.])(\d+(?:[._]\d+)?)\s*([bmt])(?![a-z0-9])", re.
 _EXPERTS = re.compile(r"(?<!\d)\d+x\d|-a\d+(\.\d+)?b", re.IGNORECASE)
 
 
-_ENCODERS = re.compile(
-    r"(?:^|[_-])(?:esm2?|esm1nv|gatortron|[a-z]{0,10}bert|roberta|deberta|vit|clip|electra)(?:[_-]|\d|$)",
-    re.IGNORECASE,
-)
-_BOTH = re.compile(
-    r"(?:^|[_-])(?:(?:m|by|code|long|sci|vi|it|ar|ara|pile|umt|last|chem|mol|prot|bio|pt|indo|ru|k|ko)?t5p?|t0pp?|mt0|flan|(?:distil)?(?:m|pl|bio|vi|ko|hg)?bart(?:ez|pho)?|prophetnet|nllb|m2m100|opus-mt|marian|led-(?:base|large)|bigbird-pegasus|blenderbot|pegasus|whisper|ul2|switch-(?:base|large|xxl|c))(?:[_-]|\d|$)",
-    re.IGNORECASE,
-)
-_SEEING = re.compile(
-    r"(?:^|[_-])(?:glm[-_]?4[._]?[1-9]v|internvl|llava|vlm?|smolvlm\d?|vl\d|siglip\d?|paligemma|idefics|pixtral|vila|(?:open|smol)?vla|omni|vision|multimodal|molmo|\w*ocr|ovis(?:\d|-u\d)?(?:\.\d)?|minicpm-[ov]|cogvlm\d?|blip-?\d?|fuyu|florence|janus(?:-pro)?|emu\d|mplug|medgemma-(?:1\.5-)?4b|medgemma-27b(?!-text))(?:[_-]|\d|$)",
-    re.IGNORECASE,
-)
-_PICTURES = re.compile(
-    r"(?:^|[_-])(?:flux|wan|sdxl|dit|cosmos|stable[_-]diffusion|matrix-?game\S*|hunyuan-?video|ltx(?:-?video)?|cogvideo\w*|pixart|sana|kolors|hidream|\w+-image|\w*diffusion\w*|diffusers)(?:[._-]|\d|$)",
-    re.IGNORECASE,
-)
-_IMAGES = re.compile(
-    r"(?:^|[_-])(?:efficient(?:det|net)|resnet|resnext|wide_resnet|videomae|mae|convnext|swin|deit|beit|dino(?:v\d)?|yolo\w*|unet|vgg|densenet|mobilenet|retinanet|maskrcnn)(?:[_-]|\d|$)",
-    re.IGNORECASE,
-)
-_HEARING = re.compile(
-    r"(?:^|[_-])(?:audio|tts|asr|speech|musicgen|voxtral|canary|parakeet|moshi|tacotron\d?|waveglow|fastspeech\d?|wav2vec\d?|hubert|quartznet|citrinet|conformer)(?:[_-]|\d|$)",
-    re.IGNORECASE,
-)
-_LINEAR = re.compile(
-    r"(?:^|[_-])(?:gla|hgrn\d?|retnet|(?:gated[_-]?)?delta[_-]?net|rwkv\d?)(?:[_-]|\d|$)",
-    re.IGNORECASE,
-)
-"""What mixes tokens by a recurrence alone, as flash-linear-attention's hub has it."""
-_RECURRENT = re.compile(
-    r"(?:^|[_-])(?:falcon-h1|falcon-mamba|mamba\d?|jamba|zamba\d?|bamba|nemotron-?h|nemotron[-_]3|granite-4\.0-h|lfm2|"
-    r"recurrentgemma|olmo-hybrid)(?:[_-]|\d|$)",
-    re.IGNORECASE,
+def _named(words: str, ends: str = "_-") -> re.Pattern[str]:
+    """One of some words as a part of a model's name: between dashes, or before a number."""
+    return re.compile(rf"(?:^|[_-])(?:{words})(?:[{ends}]|\d|$)", re.IGNORECASE)
+
+
+_SEES = "a vision-language model"
+_OTHERS = (
+    ("an encoder-decoder", _named(
+        r"(?:m|by|code|long|sci|vi|it|ar|ara|pile|umt|last|chem|mol|prot|bio|pt|indo|ru|k|ko)?t5p?|t0pp?|mt0|flan|(?:distil)?(?:m|pl|bio|vi|ko|hg)?bart(?:ez|pho)?|prophetnet|nllb|m2m100|opus-mt|marian|led-(?:base|large)|bigbird-pegasus|blenderbot|pegasus|whisper|ul2|switch-(?:base|large|xxl|c)"
+    )),
+    ("an encoder", _named(
+        r"esm2?|esm1nv|gatortron|[a-z]{0,10}bert|roberta|deberta|vit|clip|electra"
+    )),
+    (_SEES, _named(
+        r"glm[-_]?4[._]?[1-9]v|internvl|llava|vlm?|smolvlm\d?|vl\d|siglip\d?|paligemma|idefics|pixtral|vila|(?:open|smol)?vla|omni|vision|multimodal|molmo|\w*ocr|ovis(?:\d|-u\d)?(?:\.\d)?|minicpm-[ov]|cogvlm\d?|blip-?\d?|fuyu|florence|janus(?:-pro)?|emu\d|mplug|medgemma-(?:1\.5-)?4b|medgemma-27b(?!-text)"
+    )),
+    ("a diffusion model", _named(
+        r"flux|wan|sdxl|dit|cosmos|stable[_-]diffusion|matrix-?game\S*|hunyuan-?video|ltx(?:-?video)?|cogvideo\w*|pixart|sana|kolors|hidream|\w+-image|\w*diffusion\w*|diffusers", ends="._-"
+    )),
+    ("a vision model", _named(
+        r"efficient(?:det|net)|resnet|resnext|wide_resnet|videomae|mae|convnext|swin|deit|beit|dino(?:v\d)?|yolo\w*|unet|vgg|densenet|mobilenet|retinanet|maskrcnn"
+    )),
+    ("a model of speech", _named(
+        r"audio|tts|asr|speech|musicgen|voxtral|canary|parakeet|moshi|tacotron\d?|waveglow|fastspeech\d?|wav2vec\d?|hubert|quartznet|citrinet|conformer"
+    )),
+    ("a model that mixes tokens without attention", _named(
+        r"gla|hgrn\d?|retnet|(?:gated[_-]?)?delta[_-]?net|rwkv\d?"
+    )),  # recurrences alone, as flash-linear-attention's hub has them
+)  # fmt: skip
+"""Models that are no decoder of text alone, by a part of their name; the first that fits counts."""
+_RECURRENT = _named(
+    r"falcon-h1|falcon-mamba|mamba\d?|jamba|zamba\d?|bamba|nemotron-?h|nemotron[-_]3|granite-4\.0-h|lfm2|recurrentgemma|olmo-hybrid"
 )
 
 
@@ -119,24 +118,8 @@ def refuse_other(name: str, *, described: bool = False) -> None:
             layers that is no preset.
     """
     short = name.rstrip("/").rsplit("/", 1)[-1]
-    kind = (
-        "an encoder-decoder"
-        if _BOTH.search(short)
-        else "an encoder"
-        if _ENCODERS.search(short)
-        else "a vision-language model"
-        if _SEEING.search(short)
-        else "a diffusion model"
-        if _PICTURES.search(short)
-        else "a vision model"
-        if _IMAGES.search(short)
-        else "a model of speech"
-        if _HEARING.search(short)
-        else "a model that mixes tokens without attention"
-        if _LINEAR.search(short)
-        else ""
-    )
-    if kind == "a vision-language model":
+    kind = next((kind for kind, words in _OTHERS if words.search(short)), "")
+    if kind == _SEES:
         raise SpecError("model", short, f"trains {kind}: {PLANNED}; --model with its config.json plans it with its encoder, --model with the language model in it plans that part")  # fmt: skip
     if kind:
         raise SpecError("model", short, f"trains {kind}: {PLANNED}")

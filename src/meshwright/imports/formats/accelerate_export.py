@@ -7,8 +7,9 @@ from pathlib import Path
 
 from meshwright.exports.fsdp import literals
 from meshwright.imports.formats import accelerate
+from meshwright.imports.model_files import exported
 from meshwright.imports.reading import Given, Reading
-from meshwright.specs.foreign import parse_json, parse_yaml, read_text
+from meshwright.specs.foreign import parse_yaml, read_text
 from meshwright.specs.huggingface import model_from_config
 
 _CONSTANTS = ("SEQ_LEN", "MICRO_BATCH", "ACCUMULATION")
@@ -30,10 +31,9 @@ def read(script: Path, given: Given) -> Reading:
         SpecError: a file is no longer what was exported.
     """
     folder = script.parent
-    yaml_text, json_text = (read_text(folder / name) for name in ("accelerate.yaml", "config.json"))
-    config = parse_json(json_text, "file", "config.json")
-    config.pop("_meshwright", None)
-    reading = accelerate.read(parse_yaml(yaml_text, "file", "accelerate.yaml"), given, folder)
+    config = exported(folder / "config.json")
+    table = parse_yaml(read_text(folder / "accelerate.yaml"), "file", "accelerate.yaml")
+    reading = accelerate.read(table, given, folder)
     reading.format = "accelerate export"
     reading.model = given.model or model_from_config(config)
     said = literals(ast.parse(read_text(script)), _CONSTANTS)

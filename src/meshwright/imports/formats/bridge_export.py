@@ -6,8 +6,8 @@ from pathlib import Path
 
 from meshwright.exports.bridged import PROGRAM
 from meshwright.imports.formats import bridge
+from meshwright.imports.model_files import exported
 from meshwright.imports.reading import Given, Reading
-from meshwright.specs.foreign import parse_json, read_text
 from meshwright.specs.huggingface import model_from_config
 
 
@@ -25,8 +25,6 @@ def read(words: list[str], given: Given, path: Path) -> Reading:
     Raises:
         SpecError: a file is no longer what was exported.
     """
-    config = parse_json(read_text(path), "file", path.name)
-    config.pop("_meshwright", None)
-    reading = bridge.read_words(words, given, path.parent, model_from_config(config))
+    reading = bridge.read_words(words, given, path.parent, model_from_config(exported(path)))
     reading.format = "Megatron-Bridge export"
     return reading

@@ -25,7 +25,7 @@ _TABLES = ("architecture", "training", "environment", "tokenizer")
 _NAMES = {
     "batch_size": "per_device_train_batch_size", "grad_accumulation": "gradient_accumulation_steps", "optimizer": "optim",
     "epochs": "num_train_epochs", "lora": "use_lora", "lora_target_modules": "target_modules", "gradient_clip": "max_grad_norm",
-    "attention_implementation": "attn_implementation", "compile_model": "torch_compile", "max_length": "max_length",
+    "attention_implementation": "attn_implementation", "compile_model": "torch_compile",
     "schedule": "lr_scheduler_type", "warmup_epochs": "warmup_ratio", "use_flash_attention_2": "use_flash_attn",
 }  # fmt: skip
 _OPTIMIZERS = {"adamw": "adamw_torch", "adam": "adamw_torch", "adamw8bit": "adamw_bnb_8bit", "sgd": "sgd", "rmsprop": "rmsprop"}  # fmt: skip

@@ -77,11 +77,9 @@ def models_made(tree: ast.Module, known: Known, others: Iterable[ast.Module]) ->
 
 def picked_by(tree: ast.Module, said: Mapping[str, Any]) -> str:
     """The option by which a command picks one of several shapes that a program makes in a table; empty where it picks none."""
-    for node in _tables_of_shapes(tree):
-        name = dotted(node.slice).rpartition(".")[2]
-        assert isinstance(node.value, ast.Dict)
-        keys = [one.value for one in node.value.keys if isinstance(one, ast.Constant)]
-        if said.get(name) in keys:
+    for place, shapes in _tables_of_shapes(tree):
+        name = dotted(place).rpartition(".")[2]
+        if said.get(name) in [key for key, _shape in shapes]:
             return name
     return ""
 
@@ -89,18 +87,18 @@ def picked_by(tree: ast.Module, said: Mapping[str, Any]) -> str:
 def _not_picked(tree: ast.Module, known: Known) -> set[ast.Call]:
     """The shapes in a table (`{"d12": Config(…), "d24": Config(…)}[model]`) that the name which stands behind it does not pick."""
     found: set[ast.Call] = set()
-    for node in _tables_of_shapes(tree):
-        picked = known.value(node.slice)
-        assert isinstance(node.value, ast.Dict)
-        pairs = [(key.value, one) for key, one in zip(node.value.keys, node.value.values, strict=True) if isinstance(key, ast.Constant)]  # fmt: skip
-        if picked in [key for key, _one in pairs]:
-            found |= {one for key, one in pairs if key != picked and isinstance(one, ast.Call)}
+    for place, shapes in _tables_of_shapes(tree):
+        picked = known.value(place)
+        if picked in [key for key, _shape in shapes]:
+            found |= {one for key, one in shapes if key != picked and isinstance(one, ast.Call)}
     return found
 
 
-def _tables_of_shapes(tree: ast.Module) -> list[ast.Subscript]:
+def _tables_of_shapes(tree: ast.Module) -> list[tuple[ast.expr, list[tuple[Any, ast.expr]]]]:
+    """Tables of which some entry makes a shape: what stands behind each, and its entries by constant keys."""
     return [
-        node for node in ast.walk(tree)
+        (node.slice, [(key.value, one) for key, one in zip(node.value.keys, node.value.values, strict=True) if isinstance(key, ast.Constant)])
+        for node in ast.walk(tree)
         if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Dict)
         and any(isinstance(one, ast.Call) and describes(word.arg for word in one.keywords if word.arg) for one in node.value.values)
     ]  # fmt: skip
